@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from kvsim.core.request import Request
-from kvsim.pages.extents import Run, append_run
+from kvsim.pages.extents import Extent, append_extent
 from kvsim.trace.synthetic import Kind, Synthetic
 
 # --- pages, words, requests ------------------------------------------------------------------------------------------
@@ -24,17 +24,17 @@ EXAMPLES = int(os.environ.get("KVSIM_MODEL_EXAMPLES", 30))
 """How much random tests play; `make test-long` plays five times as much."""
 
 
-def runs_of(pages: Iterable[int]) -> tuple[Run, ...]:
-    """Page ids, in the order of a prompt, as normalised runs."""
-    runs: list[Run] = []
+def extents_of(pages: Iterable[int]) -> tuple[Extent, ...]:
+    """Page ids, in the order of a prompt, as normalised extents."""
+    extents: list[Extent] = []
     for page in pages:
-        append_run(runs, page, 1)
-    return tuple(runs)
+        append_extent(extents, page, 1)
+    return tuple(extents)
 
 
-def pages_of(runs: Iterable[Run]) -> list[int]:
-    """The page ids of runs, one by one."""
-    return [start + at for start, pages in runs for at in range(pages)]
+def pages_of(extents: Iterable[Extent]) -> list[int]:
+    """The page ids of extents, one by one."""
+    return [start + at for start, pages in extents for at in range(pages)]
 
 
 def make_request(
@@ -52,7 +52,7 @@ def make_request(
         arrival_s=arrival_s,
         prompt_tokens=len(pages) if prompt_tokens is None else prompt_tokens,
         output_tokens=output_tokens,
-        runs=runs_of(pages),
+        runs=extents_of(pages),
         prompt_pages=len(pages),
         **about,
     )
@@ -77,10 +77,10 @@ class Words:
         tokens = len(word) * page_tokens + tail
         return make_request(self.pages(word), prompt_tokens=tokens, output_tokens=output, **about)
 
-    def text(self, runs: Iterable[Run]) -> str:
+    def text(self, extents: Iterable[Extent]) -> str:
         """The letters of pages."""
         letters = {page: word[-1] for word, page in self.ids.items()}
-        return "".join(letters[page] for page in pages_of(runs))
+        return "".join(letters[page] for page in pages_of(extents))
 
 
 def make_requests(words: Sequence[str], *, output_tokens: int = 0) -> list[Request]:
@@ -89,8 +89,8 @@ def make_requests(words: Sequence[str], *, output_tokens: int = 0) -> list[Reque
     return [ids.request(word, output=output_tokens, index=at, arrival_s=float(at)) for at, word in enumerate(words)]
 
 
-def paths_of(words: Sequence[str]) -> list[tuple[Run, ...]]:
-    """The runs of each word."""
+def paths_of(words: Sequence[str]) -> list[tuple[Extent, ...]]:
+    """The extents of each word."""
     return [request.runs for request in make_requests(words)]
 
 
@@ -166,14 +166,14 @@ def long_conversations(seed: int = 0, *, requests: int = 1_000, page_tokens: int
 
 def as_recorded(requests: list[Request]) -> list[Request]:
     """Number pages in the order in which prompts show them, as a recorded trace does: prompts of sessions that take turns then
-    have several runs. Pages of answers that no prompt shows come last. Sessions get priority 0, 1 or 2 in turn.
+    have several extents. Pages of answers that no prompt shows come last. Sessions get priority 0, 1 or 2 in turn.
     """
     ids: dict[int, int] = {}
     for request in requests:
-        request.runs = runs_of(ids.setdefault(page, len(ids)) for page in pages_of(request.runs))
+        request.runs = extents_of(ids.setdefault(page, len(ids)) for page in pages_of(request.runs))
         request.priority = request.session % 3
     for request in requests:
-        request.output_runs = runs_of(ids.setdefault(page, len(ids)) for page in pages_of(request.output_runs or ()))
+        request.output_runs = extents_of(ids.setdefault(page, len(ids)) for page in pages_of(request.output_runs or ()))
     return requests
 
 

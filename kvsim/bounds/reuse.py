@@ -1,14 +1,14 @@
-"""The previous and the next user of each page, for a whole trace in one pass, at a cost that grows with runs, not pages."""
+"""The previous and the next user of each page, for a whole trace in one pass, at a cost that grows with extents, not pages."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 
-Paths = Sequence[tuple[Run, ...]]
-"""The runs of each request, in trace order."""
+Paths = Sequence[tuple[Extent, ...]]
+"""The extents of each request, in trace order."""
 
 
 class Uses(NamedTuple):
@@ -24,7 +24,7 @@ class Uses(NamedTuple):
 
 
 class FirstUses(NamedTuple):
-    """Runs of pages that no earlier request uses, one entry per run: int64 arrays, sorted by request, then by depth."""
+    """Extents of pages that no earlier request uses, one entry per extent: int64 arrays, sorted by request, then by depth."""
 
     request: np.ndarray
     depth: np.ndarray
@@ -58,14 +58,14 @@ def _walk(paths: Paths) -> tuple[list[int], list[int]]:
     takeover shortens one stretch, so a request makes O(log n) of them, amortized.
     """
     owner: dict[int, int] = {}
-    place = [0] * len(paths)  # index of the run of the owner's path in which its stretch begins
+    place = [0] * len(paths)  # index of the extent of the owner's path in which its stretch begins
     uses: list[int] = []
     first: list[int] = []
-    for number, runs in enumerate(paths):
-        if not runs:
+    for number, extents in enumerate(paths):
+        if not extents:
             continue
-        depth, at, last = 0, 0, len(runs) - 1
-        start, left = runs[0]
+        depth, at, last = 0, 0, len(extents) - 1
+        start, left = extents[0]
         while left and (other := owner.pop(start, -1)) >= 0:
             begin, others, spot = depth, paths[other], place[other]
             their_start, their_left = others[spot]
@@ -78,7 +78,7 @@ def _walk(paths: Paths) -> tuple[list[int], list[int]]:
                 their_start, their_left = their_start + agreed, their_left - agreed
                 if not left and at < last:
                     at += 1
-                    start, left = runs[at]
+                    start, left = extents[at]
                 if not their_left and spot + 1 < len(others):
                     spot += 1
                     their_start, their_left = others[spot]
@@ -89,6 +89,6 @@ def _walk(paths: Paths) -> tuple[list[int], list[int]]:
         while left:
             first += (number, depth, start, left)
             depth, at = depth + left, at + 1
-            start, left = runs[at] if at <= last else (0, 0)
-        owner[runs[0][0]] = number
+            start, left = extents[at] if at <= last else (0, 0)
+        owner[extents[0][0]] = number
     return uses, first

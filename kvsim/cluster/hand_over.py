@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from math import nan
 
 from kvsim.cluster.router import Router
-from kvsim.core.lease import HANDED_OVER, RESERVED
+from kvsim.core.lease import FOR_DECODE, HANDED_OVER
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
 from kvsim.core.watch import Watch
@@ -31,7 +31,7 @@ class Receiver(Watch):
         self.waiting: deque[Job] = deque()
         """Requests without pages, first come, first served."""
         self.claims = Claims(engine.cache, engine.mover)
-        """Requests whose slots were promised."""
+        """Requests whose slots were reserved."""
 
     def ended(self, transfer: Transfer) -> None:
         self._advance(self)
@@ -104,7 +104,7 @@ class HandOver:
         while waiting and not receiver.claims and receiver.has_place():
             job = waiting[0]
             request, page_tokens = job.request, engine.cache.page_tokens
-            lease = engine.cache.match(request, engine.gpu, RESERVED)
+            lease = engine.cache.match(request, engine.gpu, FOR_DECODE)
             pages = request.pages_for(job.target_tokens, page_tokens)
             fits = engine.fits_alone(lease, request.pages_in_all(page_tokens))
             if not (fits and engine.cache.admit(lease, pages, engine.env.now)):
@@ -115,9 +115,9 @@ class HandOver:
             waiting.popleft()
             engine.waiting.waited_s += engine.env.now - job.times.queued_at_s
             engine.running.held += 1
-            job.reserved = lease
+            job.decode_lease = lease
             engine.mover.submit(lease.waits)
-            if lease.promised_pages:
+            if lease.reserved_pages:
                 receiver.claims.add(job, lease)
                 self._serve_claims(receiver)
             else:
@@ -135,18 +135,18 @@ class HandOver:
     def _reserved(self, job: Job, receiver: Receiver) -> None:
         """Let the prefill engine queue a request that has its pages on the decode engine."""
         sender = self.senders[job]
-        assert job.reserved is not None
-        known_tokens = job.reserved.gpu_pages * receiver.engine.cache.page_tokens
-        job.send = Send(sender.number, receiver.engine.number, known_tokens, job.reserved, is_layerwise=self.is_layerwise)
+        assert job.decode_lease is not None
+        known_tokens = job.decode_lease.gpu_pages * receiver.engine.cache.page_tokens
+        job.send = Send(sender.number, receiver.engine.number, known_tokens, job.decode_lease, is_layerwise=self.is_layerwise)
         sender.waiting.start(job)
 
     @staticmethod
     def _release(job: Job, receiver: Receiver) -> None:
         """Give back what a request has on the decode engine."""
-        if job.reserved is not None:
-            receiver.engine.cache.release(job.reserved)
+        if job.decode_lease is not None:
+            receiver.engine.cache.release(job.decode_lease)
             receiver.engine.running.held -= 1
-            job.reserved = job.send = None
+            job.decode_lease = job.send = None
 
     # --- resets ------------------------------------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class HandOver:
             idle = [
                 (job, sender)
                 for job, sender in self.senders.items()
-                if job.decoder == receiver.engine.number and job.reserved is not None and job.lease is None
+                if job.decoder == receiver.engine.number and job.decode_lease is not None and job.lease is None
             ]
             again: list[Job] = []
             for job, sender in idle:
@@ -200,9 +200,9 @@ class HandOver:
         if job.phase == LOST:
             return
         now = sender.env.now
-        assert job.lease is not None and job.reserved is not None
+        assert job.lease is not None and job.decode_lease is not None
         del self.senders[job]
-        source, job.lease, job.reserved, job.send = job.lease, job.reserved, None, None
+        source, job.lease, job.decode_lease, job.send = job.lease, job.decode_lease, None, None
         engine = self.receivers[job.decoder].engine
         engine.running.held -= 1
         engine.mover.submit(engine.cache.insert(job.lease, now))

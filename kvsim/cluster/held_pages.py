@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from kvsim.core.tier import Tier
 from kvsim.core.watch import Watch
 from kvsim.pages.extent_counts import PageCounts
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 
 
 class HeldPages(Watch):
@@ -21,7 +21,7 @@ class HeldPages(Watch):
         self._staleness_s = staleness_s
         self._clock = clock
         self._held = PageCounts()
-        self._under_way: deque[tuple[float, bool, tuple[Run, ...]]] = deque()
+        self._under_way: deque[tuple[float, bool, tuple[Extent, ...]]] = deque()
         """Reports that have not arrived: (time of arrival, whether the pages are stored or dropped, the pages)."""
 
     @property
@@ -29,28 +29,28 @@ class HeldPages(Watch):
         """Pages known to be held, as of the last ``receive``."""
         return self._held.pages
 
-    def stored(self, tier: Tier, runs: tuple[Run, ...]) -> None:
+    def stored(self, tier: Tier, extents: tuple[Extent, ...]) -> None:
         if self._staleness_s:
-            self._under_way.append((self._clock() + self._staleness_s, True, runs))
+            self._under_way.append((self._clock() + self._staleness_s, True, extents))
         else:
-            self._held.add(runs)
+            self._held.add(extents)
 
-    def dropped(self, tier: Tier, runs: tuple[Run, ...]) -> None:
+    def dropped(self, tier: Tier, extents: tuple[Extent, ...]) -> None:
         if self._staleness_s:
-            self._under_way.append((self._clock() + self._staleness_s, False, runs))
+            self._under_way.append((self._clock() + self._staleness_s, False, extents))
         else:
-            self._held.remove(runs)
+            self._held.remove(extents)
 
     def receive(self, now: float) -> None:
         """Take in the reports that have arrived by ``now``."""
         reports = self._under_way
         while reports and reports[0][0] <= now:
-            _, is_stored, runs = reports.popleft()
+            _, is_stored, extents = reports.popleft()
             if is_stored:
-                self._held.add(runs)
+                self._held.add(extents)
             else:
-                self._held.remove(runs)
+                self._held.remove(extents)
 
-    def leading_pages(self, runs: Iterable[Run]) -> int:
+    def leading_pages(self, extents: Iterable[Extent]) -> int:
         """Return how many pages of a path, from its first on, are known to be held, as of the last ``receive``."""
-        return self._held.leading(runs)
+        return self._held.leading(extents)

@@ -31,7 +31,7 @@ def run_command(command: str, plan: Plan, command_line: str, job: SweepJob | Non
         command_line=command_line,
     )
     if job is not None:
-        tell(f"job {plan.output.name}  {job.said}  {outcome_line(result.record)}")
+        tell(f"job {plan.output.name}  {job.varied}  {outcome_line(result.record)}")
     return result.record
 
 

@@ -46,11 +46,11 @@ def main(arguments: Sequence[str]) -> None:
     check_name(name)
     is_clone = Path.cwd().is_relative_to(ROOT)
     root = ROOT if is_clone else Path.cwd()
-    files = new_files(family, name) if is_clone else own_files(family, name)
+    files = new_files(family, name) if is_clone else user_files(family, name)
     if is_clone:
         check_free(root, family, name, files)
     else:
-        check_own_free(family, name, files)
+        check_user_files_free(family, name, files)
         add_packages(root, family)
     write_new(root, files)
     print(*files, sep="\n")
@@ -89,7 +89,7 @@ def check_free(root: Path, family: str, name: str, files: dict[str, str]) -> Non
         raise UsageError(f"the folder policies/{family}/{name} already exists: choose another name")
 
 
-def check_own_free(family: str, name: str, files: dict[str, str]) -> None:
+def check_user_files_free(family: str, name: str, files: dict[str, str]) -> None:
     """Raise UsageError if the user's project has one of the files, or any source a policy of that name."""
     if (path := files_of(family).get(name)) is not None:
         raise UsageError(f"{family}={name} already exists, in {shown(path)}: choose another name")
@@ -111,7 +111,7 @@ def new_files(family: str, name: str) -> dict[str, str]:
     return dict(zip(paths, filled(family, name, "kvsim.policies"), strict=True))
 
 
-def own_files(family: str, name: str) -> dict[str, str]:
+def user_files(family: str, name: str) -> dict[str, str]:
     """Return the texts of the policy, its settings and its test, by their paths in a user's project."""
     names = (f"{family}/{name}.py", f"conf/{family}/{name}.yaml", f"{family}/test_{name}.py")
     return {f"{PROJECT}/{path}": text for path, text in zip(names, filled(family, name, PROJECT), strict=True)}

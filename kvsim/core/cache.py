@@ -3,7 +3,7 @@
 from math import inf
 
 from kvsim.core.check import Held, check
-from kvsim.core.lease import FINISHED, FIRST, HANDED_OVER, KNOWN, LOOK, LOST, RESERVED, Lease
+from kvsim.core.lease import FINISHED, FIRST, FOR_DECODE, HANDED_OVER, KNOWN, LOOK, LOST, Lease
 from kvsim.core.loading import LowerTiers
 from kvsim.core.persistent import PersistentPrompts
 from kvsim.core.request import Request
@@ -14,7 +14,7 @@ from kvsim.core.tier import Edge, Tier
 from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.core.transfers import is_gap
 from kvsim.core.tree import ABSENT, INCOMING, LEAVING, Node
-from kvsim.pages.extents import Run, count_pages, split_runs
+from kvsim.pages.extents import Extent, count_pages, split_extents
 
 
 class Cache(ServedCache):
@@ -110,7 +110,7 @@ class Cache(ServedCache):
             at += 1
         if at < len(path):
             del path[at:]
-            lease.rest = split_runs(lease.request.runs, lease.gpu_pages + lease.lower_pages)[1]
+            lease.rest = split_extents(lease.request.runs, lease.gpu_pages + lease.lower_pages)[1]
 
     def _end_outside_images(self, lease: Lease, pages: int) -> bool:
         """Cut a match back before an image that its first ``pages`` pages end inside. Returns whether there is one."""
@@ -138,12 +138,12 @@ class Cache(ServedCache):
         if missing > 0 and not self._can_evict(lease, missing):
             return False
         now = residency.tick(now)
-        residency.notices.request(lease.request, now, gpu, on_gpu_only=lease.why == RESERVED)
+        residency.notices.request(lease.request, now, gpu, on_gpu_only=lease.why == FOR_DECODE)
         self._pin(lease, load_pages, now)
         if missing > 0 or not self._is_single:
             self._eviction.make_room(gpu, new_pages, now)
             lease.waits = self._under_way.flush()
-        self._promise(lease, new_pages)
+        self._reserve(lease, new_pages)
         self.leases[lease] = None
         return True
 
@@ -182,32 +182,32 @@ class Cache(ServedCache):
         if lease.loading is not None:
             residency.use(lower, now, is_first=lease.is_first, gpu=lease.gpu)
         if lease.below and lease.loaded_pages < lease.lower_pages:
-            lease.rest = split_runs(lease.request.runs, lease.gpu_pages + lease.loaded_pages)[1]
+            lease.rest = split_extents(lease.request.runs, lease.gpu_pages + lease.loaded_pages)[1]
 
     def _revive(self, nodes: list[Node], gpu: Tier, now: float) -> None:
         """Keep pages that are leaving the GPU, since they are used again; their copies below are completed nevertheless."""
         for node in nodes:
             if node.state[gpu.index] == LEAVING:
-                self._eviction.stay(node, gpu, now)
+                self._eviction.revive(node, gpu, now)
                 self.counts.revived_pages += node.pages
 
     # --- slots -------------------------------------------------------------------------------------------------------------
 
-    def _promise(self, lease: Lease, pages: int) -> None:
-        """Give the request ``pages`` slots if that many are free and not promised to others; otherwise promise them."""
+    def _reserve(self, lease: Lease, pages: int) -> None:
+        """Give the request ``pages`` slots if that many are free and not reserved for others; otherwise reserve them."""
         gpu = lease.gpu
         pool = gpu.pool
-        if pool.free - gpu.promised_pages >= pages:
+        if pool.free - gpu.reserved_pages >= pages:
             slots = self.residency.take(gpu, pages)
             lease.slots = slots if lease.slots is None else pool.join(lease.slots, slots)
         else:
             if lease.slots is None:
                 lease.slots = self.residency.take(gpu, 0)
-            lease.promised_pages += pages
-            self.residency.promise(gpu, pages)
+            lease.reserved_pages += pages
+            self.residency.reserve(gpu, pages)
 
     def claim(self, lease: Lease, now: float) -> Claim:
-        gpu, pages = lease.gpu, lease.promised_pages
+        gpu, pages = lease.gpu, lease.reserved_pages
         while gpu.pool.free < pages:
             if not gpu.leaving_pages and not self._eviction.make_room(gpu, 0, now):
                 return LOST_SLOTS
@@ -215,8 +215,8 @@ class Cache(ServedCache):
             if waits:
                 return Claim(waits)
         if pages:
-            lease.promised_pages = 0
-            lease.slots = gpu.pool.join(lease.slots, self.residency.take_promised(gpu, pages))
+            lease.reserved_pages = 0
+            lease.slots = gpu.pool.join(lease.slots, self.residency.take_reserved(gpu, pages))
         for watch in self.watches:
             watch.claimed(lease)
         return CLAIMED
@@ -230,7 +230,7 @@ class Cache(ServedCache):
         if not self._eviction.make_room(gpu, wanted, now):
             return Growth(False, NO_TRANSFERS)
         for lease, pages in needs:
-            self._promise(lease, pages)
+            self._reserve(lease, pages)
         return Growth(True, self._under_way.flush())
 
     # --- computed pages --------------------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ class Cache(ServedCache):
     def _offer(self, lease: Lease, now: float) -> list[Transfer]:
         """Offer the path that a request has used to the placement policies, edge by edge from the top."""
         edges = self._views[lease.gpu.index].edges
-        if not (lease.is_finishing or lease.why in (KNOWN, RESERVED)):
+        if not (lease.is_finishing or lease.why in (KNOWN, FOR_DECODE)):
             for edge in edges:
                 if edge.wants_requests:
                     edge.placement.on_request(lease.request, now)
@@ -270,7 +270,7 @@ class Cache(ServedCache):
             transfer.request = prompt
         return transfers
 
-    def _join_known(self, lease: Lease, now: float) -> tuple[Run, ...]:
+    def _join_known(self, lease: Lease, now: float) -> tuple[Extent, ...]:
         """Pin the computed pages that the tree has already, from other requests or in tiers below. Returns the new pages."""
         path, rest = self.residency.follow(lease.node, lease.rest)
         for node in path:
@@ -286,7 +286,7 @@ class Cache(ServedCache):
         state = node.state[gpu.index]
         mine, lease.slots = gpu.pool.split(lease.slots, node.pages)
         if state == ABSENT:
-            residency.reserve_copy(node, gpu, mine)
+            residency.add_incoming(node, gpu, mine)
         else:
             residency.give(gpu, mine)
             if state == LEAVING:
@@ -350,11 +350,11 @@ class Cache(ServedCache):
         return transfers
 
     def give_back(self, lease: Lease) -> None:
-        """Give back the pins, the slots and the promises of a request."""
+        """Give back the pins, the slots and the reservations of a request."""
         gpu, residency = lease.gpu, self.residency
         residency.give(gpu, lease.slots)
-        if lease.promised_pages:
-            residency.break_promise(gpu, lease.promised_pages)
+        if lease.reserved_pages:
+            residency.cancel_reservation(gpu, lease.reserved_pages)
         del self.leases[lease]
         if lease.loading is not None:
             for tier in self._views[gpu.index].lower:
@@ -371,7 +371,7 @@ class Cache(ServedCache):
             self.residency.clear()
         self.persistent.let_go(gpu)
         if gpu is None:
-            self.transfers.let_go_holds()
+            self.transfers.unpin_fetches()
         else:
             self.transfers.lose(gpu)
         for watch in self.watches:
@@ -381,12 +381,12 @@ class Cache(ServedCache):
         """Return what leases, persistent paths and fetches for waiting requests hold."""
         held = Held()
         held.pins.extend(self.persistent.paths)
-        held.pins.extend([(hold.node, hold.tier) for hold in self.transfers.holds if hold.node is not None])
+        held.pins.extend([(pin.node, pin.tier) for pin in self.transfers.fetch_pins if pin.node is not None])
         for lease in self.leases:
             gpu = lease.gpu
             held.pins.append((lease.node, gpu))
             held.slots.setdefault(gpu, []).append(lease.slots)
-            held.promised_pages[gpu] = held.promised_pages.get(gpu, 0) + lease.promised_pages
+            held.reserved_pages[gpu] = held.reserved_pages.get(gpu, 0) + lease.reserved_pages
             if lease.loading is not None:
                 held.pins.extend([(lease.loading, tier) for tier in self._views[gpu.index].lower])
         return held

@@ -21,7 +21,7 @@ class Held:
     pins: list[tuple[Node, Tier]] = field(default_factory=list)
     """(node, tier) pairs: the node and everything above it is kept in the tier."""
     slots: dict[Tier, list[Any]] = field(default_factory=dict)
-    promised_pages: dict[Tier, int] = field(default_factory=dict)
+    reserved_pages: dict[Tier, int] = field(default_factory=dict)
 
 
 def check(residency: Residency, transfers: Transfers, held: Held) -> None:
@@ -79,18 +79,18 @@ def _check_tier(residency: Residency, tier: Tier, nodes: list[Node], held: Held)
     if isinstance(pool, SlotPool):
         owned = np.concatenate([pool.free_slots(), *slots])
         assert len(np.unique(owned)) == pool.capacity, f"{tier.name}: a slot has two owners"
-    sums = {"evictable": 0, "leaving": 0, "promised": held.promised_pages.get(tier, 0), "held": 0}
+    sums = {"evictable": 0, "leaving": 0, "reserved": held.reserved_pages.get(tier, 0), "held": 0}
     for node in present:
         state, some = node.state[index], node.slots[index]
         assert some is None or pool.count(some) == node.pages or state == DOOMED, f"{node}: slots in {tier.name}"
         assert some is not None or state == INCOMING, f"{node}: has no slots in {tier.name}, but is not incoming"
         assert state != INCOMING or node.pins[index], f"{node}: incoming in {tier.name}, but not pinned"
-        sums["promised"] += node.pages * (some is None)
+        sums["reserved"] += node.pages * (some is None)
         sums["leaving"] += node.pages * (state == LEAVING)
         sums["evictable"] += node.pages * (state == READY and not node.pins[index])
         sums["held"] += node.pages * (state in (READY, LEAVING))
     believed = {
-        "evictable": tier.evictable_pages, "leaving": tier.leaving_pages, "promised": tier.promised_pages,
+        "evictable": tier.evictable_pages, "leaving": tier.leaving_pages, "reserved": tier.reserved_pages,
         "held": tier.held_pages,
     }  # fmt: skip
     assert believed == sums, f"{tier.name}: running sums {believed}, recounted {sums}"

@@ -59,19 +59,19 @@ class Copies:
         node.slots[index] = slots
         node.parent.children_in[index] += 1  # type: ignore[union-attr]
 
-    def promise_copy(self, node: Node, tier: Tier) -> None:
-        """Add an incoming copy, to be filled by a transfer, and promise its slots."""
+    def reserve_copy(self, node: Node, tier: Tier) -> None:
+        """Add an incoming copy, to be filled by a transfer, and reserve its slots."""
         self.add_copy(node, tier, INCOMING, None)
-        tier.promised_pages += node.pages
+        tier.reserved_pages += node.pages
 
-    def reserve_copy(self, node: Node, tier: Tier, slots: Any) -> None:
+    def add_incoming(self, node: Node, tier: Tier, slots: Any) -> None:
         """Add an incoming copy in slots that a request has taken, and pin it; everything above is pinned."""
         self.add_copy(node, tier, INCOMING, slots)
         node.pins[tier.index] += 1
 
     def place_copy(self, node: Node, tier: Tier) -> None:
-        """Give an incoming copy the slots that were promised for it; they are free."""
-        tier.promised_pages -= node.pages
+        """Give an incoming copy the slots that were reserved for it; they are free."""
+        tier.reserved_pages -= node.pages
         node.slots[tier.index] = tier.pool.take(node.pages)
 
     def set_ready(self, node: Node, tier: Tier, now: float) -> None:
@@ -99,7 +99,7 @@ class Copies:
         self._lose_child(node, tier)
         self._notify_left(node, tier)
 
-    def stay(self, node: Node, tier: Tier, now: float) -> None:
+    def revive(self, node: Node, tier: Tier, now: float) -> None:
         """Make a leaving copy ready again."""
         tier.leaving_pages -= node.pages
         tier.inserted_pages -= node.pages  # it was never evicted, and set_ready counts it again
@@ -152,7 +152,7 @@ class Copies:
         elif state == READY:
             self._notify_removed(node, tier)
         if slots is None:
-            tier.promised_pages -= node.pages
+            tier.reserved_pages -= node.pages
         else:
             tier.pool.give(slots)
             if state != INCOMING:
@@ -236,7 +236,7 @@ class Copies:
                 tier.evictable_pages -= node.pages
             self._notify_removed(node, tier)
         if node.slots[index] is None:
-            tier.promised_pages -= node.pages
+            tier.reserved_pages -= node.pages
             node.slots[index] = tier.pool.take(0)
         node.state[index] = DOOMED
         if not node.pins[index]:

@@ -17,12 +17,12 @@ class Eviction:
         self.counts = residency.counts
         self._is_single = len(residency.tiers) == 1
         gpus = [tier for tier in residency.tiers if tier.level == GPU]
-        self._in_line: dict[int, list[int]] = in_line(gpus) if len(gpus) > 1 else {}
+        self._seen_together: dict[int, list[int]] = tiers_seen_together(gpus) if len(gpus) > 1 else {}
         self.is_offering = False
         """Set while unpinned nodes are offered to a tier: they must not be merged meanwhile."""
 
     def make_room(self, tier: Tier, pages: int, now: float) -> bool:
-        """Evict until ``pages`` slots beyond those promised are free, or will be once write-downs end.
+        """Evict until ``pages`` slots beyond those reserved are free, or will be once write-downs end.
 
         Returns False, without evicting anything, if that is impossible.
         """
@@ -94,7 +94,7 @@ class Eviction:
             for edge in tier.below:
                 if edge.wants_evicted(node, now):
                     residency.leave(node, tier)
-                    residency.promise_copy(node, edge.lower)
+                    residency.reserve_copy(node, edge.lower)
                     edge.leaving.append(node)
                     return
             if not residency.is_last_copy(node):
@@ -108,9 +108,9 @@ class Eviction:
 
     def is_elsewhere(self, node: Node, tier: Tier) -> bool:
         """Whether a GPU that can use the tier's copy of a node could also use a copy elsewhere."""
-        if not self._in_line:
+        if not self._seen_together:
             return not self.residency.is_last_copy(node)
-        return sum([node.state[index] for index in self._in_line[tier.index]]) > 0
+        return sum([node.state[index] for index in self._seen_together[tier.index]]) > 0
 
     def _place(self, edge: Edge, now: float) -> None:
         """Make room below for the victims of the upper tier; if it is not enough, drop the first victims."""
@@ -136,10 +136,10 @@ class Eviction:
             if missing < node.pages:
                 upper = leaving[first] = residency.cut(node, node.pages - missing)
                 residency.pin(upper, lower)
-                self._unpromise(node, edge)
+                self._drop_victim(node, edge)
             else:
                 first += 1
-                self._unpromise(node, edge)
+                self._drop_victim(node, edge)
         self.make_room(lower, 0, now)
         written = leaving[first:]
         written.reverse()
@@ -149,7 +149,7 @@ class Eviction:
             for node in written:
                 self.under_way.carry(transfer, node)
 
-    def _unpromise(self, node: Node, edge: Edge) -> None:
+    def _drop_victim(self, node: Node, edge: Edge) -> None:
         """Drop a victim that finds no room below, with everything below it in the tree."""
         residency, pages = self.residency, node.pages
         self.counts.no_room_pages += pages
@@ -159,15 +159,15 @@ class Eviction:
             residency.drop_copy(node, edge.lower)
         residency.drop_copy(node, edge.upper)
 
-    def stay(self, node: Node, tier: Tier, now: float) -> None:
+    def revive(self, node: Node, tier: Tier, now: float) -> None:
         """Make a leaving copy ready again; a write-down under way continues."""
-        self.residency.stay(node, tier, now)
+        self.residency.revive(node, tier, now)
         for transfer in transfers_of(node):
             if transfer.source is tier:
                 self.under_way.keep(transfer, node, tier)
 
 
-def in_line(gpus: list[Tier]) -> dict[int, list[int]]:
+def tiers_seen_together(gpus: list[Tier]) -> dict[int, list[int]]:
     """Return, by the index of each tier, the other tiers that some GPU sees together with it; GPUs do not see each other."""
     together: dict[int, list[int]] = {}
     for gpu in gpus:

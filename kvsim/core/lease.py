@@ -7,12 +7,12 @@ from kvsim.core.state_lease import StateLease
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer, transfers_of
 from kvsim.core.tree import Node
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 
 FIRST: Final = 0
 AGAIN: Final = 1
 KNOWN: Final = 2
-RESERVED: Final = 3
+FOR_DECODE: Final = 3
 LOOK: Final = 4
 """Why a request is matched: for its first admission; again, after it was admitted and gave its pages back before its prompt was
 computed; with a prompt that the same request has computed, as after a retraction of its answer or for another sample, so that
@@ -35,7 +35,7 @@ class Lease:
 
     match    ``path`` is what can be reused: ``gpu_pages`` on the GPU or arriving there, then those of tiers below, which
              ``below`` has by the level of the tier that they would be read from
-    admit    the path is pinned down to ``node``; the request has ``slots``, or a promise of ``promised_pages`` of them, for
+    admit    the path is pinned down to ``node``; the request has ``slots``, or a reservation of ``reserved_pages`` of them, for
              all other pages
     load     ``loaded_pages`` come from tiers below, those of levels beyond the first by level in ``loaded``
     insert   computed pages are in the tree and pinned too; ``slots`` keeps those of the partial page and the answer
@@ -43,13 +43,13 @@ class Lease:
 
     __slots__ = (
         "below", "epoch", "gpu", "gpu_nodes", "gpu_pages", "hits", "is_finishing", "leading_pages", "loaded", "loaded_pages",
-        "loading", "missing_pages", "node", "path", "promised_pages", "request", "rest", "slots", "states", "waits", "why",
+        "loading", "missing_pages", "node", "path", "reserved_pages", "request", "rest", "slots", "states", "waits", "why",
     )  # fmt: skip
 
     def __init__(self, request: Request, gpu: Tier, root: Node, why: int = FIRST) -> None:
         self.request = request
         self.why = why
-        """FIRST, AGAIN, KNOWN, RESERVED or LOOK."""
+        """FIRST, AGAIN, KNOWN, FOR_DECODE or LOOK."""
         self.gpu = gpu
         """The GPU tier that serves the request."""
         self.node = root
@@ -62,10 +62,10 @@ class Lease:
         """Pages of tiers below by level, from level 0 on, where there are none; empty if the whole match is on the GPU."""
         self.leading_pages = 0
         """Pages of the first level below the GPU before the first page that only deeper levels have."""
-        self.rest: tuple[Run, ...] = ()
+        self.rest: tuple[Extent, ...] = ()
         """The prompt's pages after the path; once admitted, after the pinned path."""
         self.slots: Any = None
-        self.promised_pages = 0
+        self.reserved_pages = 0
         self.loading: Node | None = None
         """The last node to load, until the load is started."""
         self.loaded_pages = 0
@@ -84,7 +84,7 @@ class Lease:
         self.states: StateLease | None = None
         """The recurrent states that the request holds, on a hybrid model."""
 
-    def set_match(self, path: list[Node], pages: int, rest: tuple[Run, ...]) -> None:
+    def set_match(self, path: list[Node], pages: int, rest: tuple[Extent, ...]) -> None:
         """Record a match of ``pages`` pages, assuming that all are on the GPU."""
         self.path = path
         self.gpu_nodes = len(path)

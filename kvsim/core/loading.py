@@ -4,11 +4,11 @@ from kvsim.core.lease import Lease
 from kvsim.core.residency import Residency
 from kvsim.core.serving import NO_LOAD, Fetch, Load, Lower
 from kvsim.core.tier import Edge, Tier
-from kvsim.core.transfer import NO_TRANSFERS, Hold, Transfer
+from kvsim.core.transfer import NO_TRANSFERS, FetchPin, Transfer
 from kvsim.core.transfers import Transfers, is_arriving, is_gap
 from kvsim.core.tree import ABSENT, READY, Node
 from kvsim.core.view import Source, View
-from kvsim.pages.extents import split_runs
+from kvsim.pages.extents import split_extents
 
 
 class LowerTiers(Transfers, Lower):
@@ -34,7 +34,7 @@ class LowerTiers(Transfers, Lower):
         if lease.epoch == self.residency.epoch:
             nodes = self._share_loaded(lease, path_between(lease.node, last))
             load = self._start(lease, nodes, view, now)
-            lease.rest = split_runs(lease.request.runs, lease.gpu_pages + lease.loaded_pages)[1]
+            lease.rest = split_extents(lease.request.runs, lease.gpu_pages + lease.loaded_pages)[1]
         for tier in view.lower:
             self.residency.unpin(last, tier)
         return load
@@ -67,7 +67,7 @@ class LowerTiers(Transfers, Lower):
                 reads.setdefault(source.between.edge_to(source.tier), []).append(node)
         for edge, read in reads.items():
             for node in read:
-                residency.promise_copy(node, edge.upper)
+                residency.reserve_copy(node, edge.upper)
             self.eviction.make_room(edge.upper, 0, now)
         transfers = [*self.under_way.flush()]
         fetches: dict[Tier, list[Transfer]] = {}
@@ -113,14 +113,14 @@ class LowerTiers(Transfers, Lower):
         return sources
 
     def _read(self, edge: Edge, nodes: list[Node]) -> Transfer:
-        """Start reading nodes from a lower tier into the one above, where their slots are promised already."""
+        """Start reading nodes from a lower tier into the one above, where their slots are reserved already."""
         return self.under_way.start(Transfer(edge, nodes.copy(), goes_down=False))
 
     def _take_request_slots(self, lease: Lease, node: Node) -> None:
         """Give a node that is about to be loaded the request's slots, and extend the request's pinned path by it."""
         gpu = lease.gpu
         mine, lease.slots = gpu.pool.split(lease.slots, node.pages)
-        self.residency.reserve_copy(node, gpu, mine)
+        self.residency.add_incoming(node, gpu, mine)
         lease.node = node
         lease.loaded_pages += node.pages
 
@@ -151,14 +151,14 @@ class LowerTiers(Transfers, Lower):
             now = residency.tick(now)
             path = nodes[-1].path()
             for node in nodes:
-                residency.promise_copy(node, into)
+                residency.reserve_copy(node, into)
             self.eviction.make_room(into, 0, now)
             transfers = self.under_way.flush()
             fetch = self._read(reads[0][1], nodes)
             self.under_way.keep(fetch, nodes[-1], view.gpu)
             residency.reannounce(path, now, view.gpu)
-            fetch.hold = Hold(nodes[-1], into, residency, self.holds)
-            result = Fetch([*transfers, fetch], fetch, fetch.hold)
+            fetch.fetch_pin = FetchPin(nodes[-1], into, residency, self.fetch_pins)
+            result = Fetch([*transfers, fetch], fetch, fetch.fetch_pin)
         for tier in pinned:
             residency.unpin(end, tier)
         return result

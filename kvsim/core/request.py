@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 
 RESETS = ("drain", "now")
 """What a reset of the cache waits for: ``drain`` for all running requests; ``now`` for nothing, so that their pages are freed
@@ -24,7 +24,7 @@ class Request:
     """One prompt and the length of its answer.
 
     ``runs`` holds the page ids of the prompt in order: all full pages and, if the trace is read with ``tail=all``, the
-    trailing partial page. It is normalised: no run begins where the previous one ends.
+    trailing partial page. It is normalised: no extent begins where the previous one ends.
     """
 
     index: int
@@ -33,7 +33,7 @@ class Request:
     """Seconds since the start of the trace. In a closed loop (``after`` >= 0) the recorded time, used for ordering only."""
     prompt_tokens: int
     output_tokens: int
-    runs: tuple[Run, ...]
+    runs: tuple[Extent, ...]
     prompt_pages: int
     """Pages in ``runs``."""
     after: int = -1
@@ -50,9 +50,9 @@ class Request:
     """Higher is more important; for policies that use it."""
     tenant: str = ""
     """Whose request it is, if the trace says so."""
-    output_runs: tuple[Run, ...] | None = None
+    output_runs: tuple[Extent, ...] | None = None
     """Page ids after the prompt's ``runs`` in prompt + answer[:-1], full pages only; None if the trace has no answer tokens."""
-    own_path: tuple[Run, ...] | None = None
+    own_path: tuple[Extent, ...] | None = None
     """Page ids of prompt + answer[:-1], full pages only, where everything after the trace's last full block has ids that no other
     request has; None unless the trace is read with ``answers=unique``."""
     persistent: bool = False
@@ -63,7 +63,7 @@ class Request:
     """Answers to this prompt, each of ``output_tokens`` tokens. The first computes the prompt; the others begin after it."""
     sample: int = 0
     """Which of its request's samples this is."""
-    sample_output_runs: tuple[tuple[Run, ...], ...] = ()
+    sample_output_runs: tuple[tuple[Extent, ...], ...] = ()
     """``output_runs`` of the samples after the first; () if only the first one's are known."""
     images: tuple[tuple[int, int], ...] = ()
     """Stretches (first token, token after the last) of the prompt that are computed as a whole, such as an image that a vision

@@ -13,7 +13,7 @@ from kvsim.core.pool import UNLIMITED, SlotPool
 from kvsim.core.tier import Tier
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
 from kvsim.core.victims import cut_after
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 
 
 def have_same_history(node: Node, child: Node) -> bool:
@@ -75,12 +75,12 @@ class Residency(Copies):
 
     # --- the tree --------------------------------------------------------------------------------------------------------
 
-    def follow(self, node: Node, runs: tuple[Run, ...], limit: int = UNLIMITED) -> tuple[list[Node], tuple[Run, ...]]:
-        """Return the nodes below ``node`` that match ``runs``, over at most ``limit`` pages, and the rest of the runs.
+    def follow(self, node: Node, extents: tuple[Extent, ...], limit: int = UNLIMITED) -> tuple[list[Node], tuple[Extent, ...]]:
+        """Return the nodes below ``node`` that match ``extents``, over at most ``limit`` pages, and the rest of the extents.
 
         A node that matches in part is cut at the end of the match.
         """
-        path, partial, agreed, rest = self.tree.walk(node, runs, limit)
+        path, partial, agreed, rest = self.tree.walk(node, extents, limit)
         if partial is not None:
             path.append(self.cut(partial, agreed))
         return path, rest
@@ -157,9 +157,9 @@ class Residency(Copies):
                     tier.eviction.on_merge(node, child)
         self.tree.join(node, child)
 
-    def add_leaf(self, parent: Node, runs: tuple[Run, ...], pages: int, tier: Tier, slots: Any, now: float) -> Node:
+    def add_leaf(self, parent: Node, extents: tuple[Extent, ...], pages: int, tier: Tier, slots: Any, now: float) -> Node:
         """Add a node for pages that are ready in one tier, and pin it there."""
-        node = self.tree.add(parent, runs, pages, now)
+        node = self.tree.add(parent, extents, pages, now)
         index = tier.index
         node.slots[index] = slots
         node.pins[index] = 1
@@ -285,15 +285,15 @@ class Residency(Copies):
         """Give back slots that a request has taken."""
         tier.pool.give(slots)
 
-    def promise(self, tier: Tier, pages: int) -> None:
-        """Promise slots to a request, which takes them once they are free."""
-        tier.promised_pages += pages
+    def reserve(self, tier: Tier, pages: int) -> None:
+        """Reserve slots for a request, which takes them once they are free."""
+        tier.reserved_pages += pages
 
-    def take_promised(self, tier: Tier, pages: int) -> Any:
-        """Take slots that were promised; they are free."""
-        tier.promised_pages -= pages
+    def take_reserved(self, tier: Tier, pages: int) -> Any:
+        """Take slots that were reserved; they are free."""
+        tier.reserved_pages -= pages
         return tier.pool.take(pages)
 
-    def break_promise(self, tier: Tier, pages: int) -> None:
-        """Take back a promise of slots."""
-        tier.promised_pages -= pages
+    def cancel_reservation(self, tier: Tier, pages: int) -> None:
+        """Cancel a reservation of slots."""
+        tier.reserved_pages -= pages

@@ -10,8 +10,8 @@ from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.subclassing import mypyc_attr, trait
 from kvsim.core.tier import Tier
-from kvsim.core.transfer import NO_TRANSFERS, Begin, Hold, Transfer
-from kvsim.core.tree import RadixTree
+from kvsim.core.transfer import NO_TRANSFERS, Begin, FetchPin, Transfer
+from kvsim.core.tree import Node, RadixTree
 from kvsim.core.view import View
 from kvsim.core.watch import Watch
 
@@ -19,7 +19,7 @@ NOTHING_IN_FLIGHT: dict[Transfer, None] = {}
 
 
 class Claim(NamedTuple):
-    """What became of promised slots: the request has them, they are lost, or ``waits`` must end before it asks again."""
+    """What became of reserved slots: the request has them, they are lost, or ``waits`` must end before it asks again."""
 
     waits: list[Transfer]
     is_lost: bool = False
@@ -37,14 +37,14 @@ class Growth(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """The transfers to carry out, in order, and among them the fetch itself, which ``hold`` keeps the pages of.
+    """The transfers to carry out, in order, and among them the fetch itself, whose pages ``pin`` keeps.
 
     Both are None if there was no room for a single page.
     """
 
     transfers: list[Transfer]
     fetch: Transfer | None
-    hold: Hold | None
+    pin: FetchPin | None
 
 
 class Load(NamedTuple):
@@ -76,7 +76,7 @@ class Lower(metaclass=ABCMeta):
         """Start reading the first ``pages`` pages that no tier next to the GPU has into one that is, for a waiting request.
 
         Fewer are read if fewer fit, or if others have those after them. The path down to them stays in place until the fetch
-        ends, and counts as used now. A hold keeps what it brings, and the path above that, until it lets go or the cache is
+        ends, and counts as used now. The pin keeps what it brings, and the path above that, until it lets go or the cache is
         reset. The lease must be fresh from ``match`` and cannot be used afterwards.
         """
 
@@ -214,7 +214,7 @@ class ServedCache(Reported):
 
     @abstractmethod
     def claim(self, lease: Lease, now: float) -> Claim:
-        """Take the promised slots.
+        """Take the reserved slots.
 
         They are lost if pages that were leaving have been used again: release the lease and try again later.
         """
@@ -231,7 +231,7 @@ class ServedCache(Reported):
     def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
         """Give more slots to decoding requests of one GPU tier: all get what they need, or none does.
 
-        Slots that are not free yet are promised, and ``claim`` obtains them.
+        Slots that are not free yet are reserved, and ``claim`` obtains them.
         """
 
     @abstractmethod
@@ -247,7 +247,7 @@ class ServedCache(Reported):
 
     @abstractmethod
     def release(self, lease: Lease, why: str = LOST, now: float = -inf, tokens: int = 0) -> list[Transfer]:
-        """Give back what a request holds whose answer is not complete: its pins, its slots and the slots promised to it.
+        """Give back what a request holds whose answer is not complete: its pins, its slots and the slots reserved for it.
 
         ``why`` is RETRACTED, HANDED_OVER or LOST; the first ``tokens`` tokens of a retracted request have been computed. Returns
         the write-downs that follow.
@@ -259,6 +259,13 @@ class ServedCache(Reported):
 
         With ``gpu``, drop only what that GPU tier has, since its engine has failed: no request or transfer uses it any more.
         """
+
+    def adopt_state(self, state: Node, end: Node | None) -> None:
+        """Take over a recurrent state that was added to the tree of an empty cache.
+
+        ``end`` is the node that ends where it was saved, if the cache has it. A hook of caches of hybrid models.
+        """
+        raise AssertionError(f"{type(self).__name__} has no recurrent states")
 
     def held_pages(self, name: str) -> tuple[int, int] | None:
         tiers = [tier for tier in self.tiers if tier.name == name]

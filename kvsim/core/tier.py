@@ -10,7 +10,7 @@ from kvsim.core.questions import Eviction, Placement
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Carrier, Node
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 
 GPU: Final = 0
 CPU: Final = 1
@@ -28,10 +28,10 @@ def overrides(policy: object, name: str) -> bool:
 class PageWatch:
     """Is told of the pages of a tier, once something has happened to them, and changes nothing."""
 
-    def stored(self, tier: "Tier", runs: tuple[Run, ...]) -> None:
+    def stored(self, tier: "Tier", extents: tuple[Extent, ...]) -> None:
         """Pages of KV are ready in a tier from now on. Recurrent states do not count."""
 
-    def dropped(self, tier: "Tier", runs: tuple[Run, ...]) -> None:
+    def dropped(self, tier: "Tier", extents: tuple[Extent, ...]) -> None:
         """Pages of KV are no longer ready in a tier.
 
         A page that leaves for the tier below counts as dropped at once, and as stored again if it stays after all. Under the
@@ -67,8 +67,8 @@ class Tier:
         """Pages of ready, unpinned copies: all of them can be evicted, leaves first."""
         self.leaving_pages = 0
         """Pages of leaving copies; their slots become free once they are written to the tier below."""
-        self.promised_pages = 0
-        """Slots promised to requests and transfers, which take them once they are free."""
+        self.reserved_pages = 0
+        """Slots reserved for requests and transfers, which take them once they are free."""
         self.watches: list[PageWatch] = []
         """Are told of the pages that become ready in this tier or stop being so."""
         self.inserted_pages = 0
@@ -125,8 +125,8 @@ class Tier:
 
     @property
     def spare_pages(self) -> int:
-        """Slots that are free, or will be once write-downs end, minus those promised; may be negative."""
-        return self.pool.free + self.leaving_pages - self.promised_pages
+        """Slots that are free, or will be once write-downs end, minus those reserved; may be negative."""
+        return self.pool.free + self.leaving_pages - self.reserved_pages
 
     @property
     def available_pages(self) -> int:
@@ -154,7 +154,7 @@ class Edge:
         """Write-downs handed out but not yet ended, oldest first."""
         self.leaving: list[Node] = []
         """Victims of the current eviction pass that will be written down at its end, in order of eviction."""
-        self.early_mark = 0
+        self.inserted_at_early_write = 0
         """``inserted_pages`` of the upper tier when pages were last written early."""
         self._policy: Any = placement
         """The same object, typed so that its answers may be anything."""

@@ -9,21 +9,21 @@ from kvsim.core.tier import Edge, Tier
 from kvsim.core.tree import Carrier, Node
 
 
-class Hold:
+class FetchPin:
     """Keeps the pages of a fetch, and the path above them, in the tier that they are fetched into, from its start until
     ``let_go``. Only what has arrived is kept after the fetch has ended."""
 
-    __slots__ = ("_holds", "_residency", "node", "tier")
+    __slots__ = ("_fetch_pins", "_residency", "node", "tier")
 
-    def __init__(self, node: Node, tier: Tier, residency: Residency, holds: "dict[Hold, None]") -> None:
-        """``holds`` lists all that keep something."""
+    def __init__(self, node: Node, tier: Tier, residency: Residency, fetch_pins: "dict[FetchPin, None]") -> None:
+        """``fetch_pins`` lists all that keep something."""
         self.node: Node | None = node
         """The deepest node that is kept; None if nothing is."""
         self.tier = tier
         self._residency = residency
-        self._holds = holds
+        self._fetch_pins = fetch_pins
         residency.pin(node, tier)
-        holds[self] = None
+        fetch_pins[self] = None
 
     def keep(self, node: Node) -> None:
         """Keep a node and the path above it instead of what was kept until now."""
@@ -34,7 +34,7 @@ class Hold:
 
     def let_go(self) -> None:
         """Keep nothing any more; nothing happens if it keeps nothing."""
-        self._holds.pop(self, None)
+        self._fetch_pins.pop(self, None)
         if self.node is not None:
             self._residency.unpin(self.node, self.tier)
             self.node = None
@@ -48,8 +48,8 @@ class Transfer(Carrier):
     """
 
     __slots__ = (
-        "after", "arrived_pages", "begun", "begun_s", "done", "edge", "ended", "goes_down", "has_fault", "hold", "is_told",
-        "pins", "request", "source", "submitted", "target",
+        "after", "arrived_pages", "begun", "begun_s", "done", "edge", "ended", "fetch_pin", "goes_down", "has_fault",
+        "is_announced", "pins", "request", "source", "submitted", "target",
     )  # fmt: skip
 
     def __init__(self, edge: Edge, nodes: list[Node], *, goes_down: bool, after: "list[Transfer] | None" = None) -> None:
@@ -65,7 +65,7 @@ class Transfer(Carrier):
         """Down: the request whose prompt is copied, if the copy was offered after a use. Up: the request that it is read for; set
         by the engine."""
         self.begun = False
-        self.is_told = False
+        self.is_announced = False
         """Whether those that watch the cache have been told that it has begun."""
         self.begun_s = nan
         """Time at which the engine passed it to the substrate."""
@@ -80,7 +80,7 @@ class Transfer(Carrier):
         """Set by a substrate before the end if the first page that did not arrive can no longer be read from the source."""
         self.arrived_pages = 0
         """Pages that arrived; set at the end."""
-        self.hold: Hold | None = None
+        self.fetch_pin: FetchPin | None = None
         """What keeps a fetch's pages in the target after its end."""
 
     @property

@@ -3,7 +3,7 @@
 from kvsim.core.eviction import Eviction
 from kvsim.core.residency import Residency
 from kvsim.core.tier import GPU, Edge, Tier
-from kvsim.core.transfer import RUN, Begin, Hold, Transfer, transfers_of
+from kvsim.core.transfer import RUN, Begin, FetchPin, Transfer, transfers_of
 from kvsim.core.tree import DOOMED, INCOMING, LEAVING, READY, Node
 from kvsim.core.under_way import UnderWay
 from kvsim.core.watch import Watch
@@ -21,7 +21,7 @@ class Transfers:
         self.eviction = Eviction(residency, self.under_way)
         self.write_down = WriteDown(self.eviction, edges)
         self.watches: list[Watch] = []
-        self.holds: dict[Hold, None] = {}
+        self.fetch_pins: dict[FetchPin, None] = {}
         """What is kept for requests that wait."""
 
     @property
@@ -34,8 +34,8 @@ class Transfers:
             begun = self._take_slots(transfer, now)
             if not begun.can_run:
                 return begun
-        if self.watches and not transfer.is_told:
-            transfer.is_told = True
+        if self.watches and not transfer.is_announced:
+            transfer.is_announced = True
             for watch in self.watches:
                 watch.began(transfer)
         return RUN
@@ -128,11 +128,11 @@ class Transfers:
         self._count(transfer)
         for node in transfer.nodes:
             self._arrive(node, transfer, now)
-        if transfer.hold is not None:
+        if transfer.fetch_pin is not None:
             if transfer.nodes:
-                transfer.hold.keep(transfer.nodes[-1])
+                transfer.fetch_pin.keep(transfer.nodes[-1])
             else:
-                transfer.hold.let_go()
+                transfer.fetch_pin.let_go()
         for node, index in transfer.pins:
             residency.unpin(node, residency.tiers[index])
         if not edge.keeps_loaded():
@@ -179,10 +179,10 @@ class Transfers:
                     self.counts.dropped_pages += node.pages
                 residency.free(node, tier)
 
-    def let_go_holds(self) -> None:
+    def unpin_fetches(self) -> None:
         """Keep nothing for waiting requests any more."""
-        for hold in list(self.holds):
-            hold.let_go()
+        for fetch_pin in list(self.fetch_pins):
+            fetch_pin.let_go()
 
     def drop_duplicates_below(self, nodes: list[Node], tier: Tier) -> None:
         """Free copies, in the tiers below, of pages that were computed in this tier, where placement is exclusive."""
@@ -231,6 +231,8 @@ class Transfers:
         self.counts.unreadable_pages += node.pages
         if self.residency.is_last_copy(node):
             self.residency.drop_descendants(node)
+            if node.state[index] != READY:
+                return  # a state that left with the pages below it needed room here, and took that of this node
         self.residency.free(node, tier)
 
 

@@ -1,10 +1,10 @@
-"""The radix tree over runs of page ids."""
+"""The radix tree over extents of page ids."""
 
 from collections.abc import Iterator
 from typing import Any, Final
 
 from kvsim.core.pool import UNLIMITED
-from kvsim.pages.extents import Run, join_runs, split_runs
+from kvsim.pages.extents import Extent, join_extents, split_extents
 
 ABSENT: Final = 0
 INCOMING: Final = 1
@@ -29,7 +29,7 @@ class Node:
     """A piece of a path: consecutive pages that share one history and are stored in the same tiers.
 
     Lists have one entry per tier, top to bottom. ``state`` and ``slots`` describe the copy in that tier; its slots are None
-    while they are promised but not yet taken. ``pins`` counts the requests and transfers that need this node, or a node below
+    while they are reserved but not yet taken. ``pins`` counts the requests and transfers that need this node, or a node below
     it, to stay in the tier. ``children_in`` counts the children in the tier.
     """
 
@@ -39,9 +39,9 @@ class Node:
     )  # fmt: skip
 
     def __init__(
-        self, runs: tuple[Run, ...], pages: int, depth: int, parent: "Node | None", tree: "RadixTree", now: float
+        self, extents: tuple[Extent, ...], pages: int, depth: int, parent: "Node | None", tree: "RadixTree", now: float
     ) -> None:
-        self.runs = runs
+        self.runs = extents
         self.pages = pages
         self.depth = depth
         """Pages before this node. For a recurrent state (``is_state``), depth + pages is where its prefix ends."""
@@ -126,14 +126,14 @@ NO_CHILDREN: dict[int, Node] = {}
 """The children of every leaf; shared, never modified."""
 
 
-def matching_pages(node: Node, runs: tuple[Run, ...], at: int, left: int, limit: int) -> tuple[int, int, int]:
-    """Match a node of several runs against a path, over at most ``limit`` pages.
+def matching_pages(node: Node, extents: tuple[Extent, ...], at: int, left: int, limit: int) -> tuple[int, int, int]:
+    """Match a node of several extents against a path, over at most ``limit`` pages.
 
-    The unmatched path begins with the last ``left`` pages of ``runs[at]`` and starts at the node's first page. Returns
+    The unmatched path begins with the last ``left`` pages of ``extents[at]`` and starts at the node's first page. Returns
     (matching pages, at, left): where the path continues after the match.
     """
     agreed = 0
-    start = runs[at][0] + runs[at][1] - left
+    start = extents[at][0] + extents[at][1] - left
     for first, pages in node.runs:
         if first != start or agreed == limit:
             break
@@ -141,20 +141,20 @@ def matching_pages(node: Node, runs: tuple[Run, ...], at: int, left: int, limit:
         agreed, start, left = agreed + step, start + step, left - step
         if not left:
             at += 1
-            if at == len(runs):
+            if at == len(extents):
                 break
-            start, left = runs[at]
+            start, left = extents[at]
         if step < pages:
             break
     return agreed, at, left
 
 
-def runs_after(runs: tuple[Run, ...], at: int, left: int) -> tuple[Run, ...]:
-    """Return the last ``left`` pages of ``runs[at]`` and all runs after it; () if ``at`` is past the last run."""
-    if at == len(runs):
+def extents_after(extents: tuple[Extent, ...], at: int, left: int) -> tuple[Extent, ...]:
+    """Return the last ``left`` pages of ``extents[at]`` and all extents after it; () if ``at`` is past the last extent."""
+    if at == len(extents):
         return ()
-    start, pages = runs[at]
-    return ((start + pages - left, left), *runs[at + 1 :])
+    start, pages = extents[at]
+    return ((start + pages - left, left), *extents[at + 1 :])
 
 
 class RadixTree:
@@ -166,34 +166,38 @@ class RadixTree:
         self.root = Node((), 0, 0, None, self, 0.0)
 
     def walk(
-        self, node: Node, runs: tuple[Run, ...], limit: int = UNLIMITED
-    ) -> tuple[list[Node], Node | None, int, tuple[Run, ...]]:
-        """Follow ``runs`` down from ``node``, over at most ``limit`` pages.
+        self, node: Node, extents: tuple[Extent, ...], limit: int = UNLIMITED
+    ) -> tuple[list[Node], Node | None, int, tuple[Extent, ...]]:
+        """Follow ``extents`` down from ``node``, over at most ``limit`` pages.
 
         Returns the nodes that match in full, the next node if it matches in part (else None), the number of its matching
-        pages, and the unmatched rest of the runs.
+        pages, and the unmatched rest of the extents.
         """
         path: list[Node] = []
-        if not runs:
+        if not extents:
             return path, None, 0, ()
         children = node.children
-        at, last = 0, len(runs) - 1
-        start, left = runs[0]
+        at, last = 0, len(extents) - 1
+        start, left = extents[0]
         while limit > 0:
             child = children.get(start)
             if child is None:
                 break
             pages = child.pages
             if len(child.runs) > 1:
-                agreed, at, left = matching_pages(child, runs, at, left, limit)
+                agreed, at, left = matching_pages(child, extents, at, left, limit)
                 if agreed < pages or at > last:
-                    return (path, child, agreed, runs_after(runs, at, left)) if agreed < pages else ([*path, child], None, 0, ())
-                start = runs[at][0] + runs[at][1] - left
+                    return (
+                        (path, child, agreed, extents_after(extents, at, left))
+                        if agreed < pages
+                        else ([*path, child], None, 0, ())
+                    )
+                start = extents[at][0] + extents[at][1] - left
             elif pages > left or pages > limit:
                 agreed = left if left < limit else limit
                 if agreed == left:
-                    return path, child, agreed, runs[at + 1 :]
-                return path, child, agreed, runs_after(runs, at, left - agreed)
+                    return path, child, agreed, extents[at + 1 :]
+                return path, child, agreed, extents_after(extents, at, left - agreed)
             elif pages < left:
                 start += pages
                 left -= pages
@@ -202,15 +206,15 @@ class RadixTree:
                 return path, None, 0, ()
             else:
                 at += 1
-                start, left = runs[at]
+                start, left = extents[at]
             limit -= pages
             path.append(child)
             children = child.children
-        return path, None, 0, ((start, left),) if at == last else ((start, left), *runs[at + 1 :])
+        return path, None, 0, ((start, left),) if at == last else ((start, left), *extents[at + 1 :])
 
-    def add(self, parent: Node, runs: tuple[Run, ...], pages: int, now: float) -> Node:
+    def add(self, parent: Node, extents: tuple[Extent, ...], pages: int, now: float) -> Node:
         """Add a leaf below ``parent`` and return it."""
-        node = Node(runs, pages, parent.depth + parent.pages, parent, self, now)
+        node = Node(extents, pages, parent.depth + parent.pages, parent, self, now)
         self.attach(node, parent)
         return node
 
@@ -227,16 +231,16 @@ class RadixTree:
 
         Both parts keep the history and the pins. The caller must divide the copies.
         """
-        parent, runs, depth = node.parent, node.runs, node.depth
-        before: tuple[Run, ...]
+        parent, extents, depth = node.parent, node.runs, node.depth
+        before: tuple[Extent, ...]
         assert parent is not None
-        if len(runs) == 1:
-            start, length = runs[0]
+        if len(extents) == 1:
+            start, length = extents[0]
             middle = start + pages
             before, node.runs = ((start, pages),), ((middle, length - pages),)
         else:
-            start = runs[0][0]
-            before, node.runs = split_runs(runs, pages)
+            start = extents[0][0]
+            before, node.runs = split_extents(extents, pages)
             middle = node.runs[0][0]
         upper = Node(before, pages, depth, parent, self, node.created)
         upper.last_used, upper.hits = node.last_used, node.hits
@@ -258,13 +262,13 @@ class RadixTree:
         if len(node.runs) == 1:
             node.runs = ((node.runs[0][0], node.pages),)
         else:
-            node.runs = split_runs(node.runs, node.pages)[0]
+            node.runs = split_extents(node.runs, node.pages)[0]
 
     def join(self, node: Node, child: Node) -> None:
         """Undo a cut: ``child`` takes the place of ``node``, its parent, with the pages of both; ``node`` leaves the tree."""
         parent = node.parent
         assert parent is not None
-        child.runs = join_runs(node.runs, child.runs)
+        child.runs = join_extents(node.runs, child.runs)
         child.pages += node.pages
         child.depth = node.depth
         child.parent = parent

@@ -27,7 +27,7 @@ class Watch(PageWatch):
         """There was no room for a request."""
 
     def claimed(self, lease: Lease) -> None:
-        """A request has all slots that were promised to it, at its admission or for its answer."""
+        """A request has all slots that were reserved for it, at its admission or for its answer."""
 
     def released(self, lease: Lease, why: str) -> None:
         """A request has given back what it held: ``why`` is FINISHED, RETRACTED, HANDED_OVER or LOST."""

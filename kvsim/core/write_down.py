@@ -92,7 +92,7 @@ class WriteDown:
     def write_down(self, node: Node, edge: Edge) -> None:
         """Add a node to the write-down over an edge; the caller has made room below."""
         transfer = self.under_way.open(edge)
-        self.residency.promise_copy(node, edge.lower)
+        self.residency.reserve_copy(node, edge.lower)
         self.residency.pin(node, edge.lower)
         transfer.nodes.append(node)
         self.under_way.carry(transfer, node)
@@ -170,9 +170,9 @@ class WriteDown:
         """
         tier = edge.upper
         wanted, ready = (1 - edge.watermark()) * tier.pool.capacity, tier.spare_pages
-        if ready >= wanted or tier.inserted_pages - edge.early_mark < wanted / 2:
+        if ready >= wanted or tier.inserted_pages - edge.inserted_at_early_write < wanted / 2:
             return []
-        edge.early_mark = tier.inserted_pages
+        edge.inserted_at_early_write = tier.inserted_pages
         nodes: list[Node] = []
         passed = list[Node]()
         for offered in victims(tier, now):

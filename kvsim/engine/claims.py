@@ -1,4 +1,4 @@
-"""Slots that have been promised to requests and are still being freed."""
+"""Slots that are reserved for requests and are still being freed."""
 
 from collections import deque
 
@@ -20,7 +20,7 @@ class Claims:
         return len(self._waiting)
 
     def add(self, job: Job, lease: Lease) -> None:
-        """Let a request wait for the slots that its lease has been promised."""
+        """Let a request wait for the slots that its lease has reserved."""
         self._waiting.append((job, lease))
 
     def settle(self, now: float) -> tuple[Job, Lease, bool] | None:
@@ -30,7 +30,7 @@ class Claims:
         """
         while self._waiting:
             job, lease = self._waiting[0]
-            if lease is not job.lease and lease is not job.reserved:
+            if lease is not job.lease and lease is not job.decode_lease:
                 self._waiting.popleft()
                 continue
             claim = self.cache.claim(lease, now)

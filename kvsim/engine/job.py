@@ -106,7 +106,7 @@ FETCHING: Final = 1
 QUEUED: Final = 2
 """It waits for its turn, for the first time or again after a retraction."""
 CLAIMING: Final = 3
-"""It has been admitted and is promised slots."""
+"""It has been admitted and has reserved slots."""
 PREFILLING: Final = 4
 """It has its slots, and its prompt is loaded and computed; after a retraction, its answer so far too."""
 SENDING: Final = 5
@@ -127,7 +127,8 @@ class Job(Waiting):
 
     __slots__ = (
         "prefetch", "phase", "lease", "loads", "ready_loads", "computed", "joined_step", "last_step", "next_page_step",
-        "admissions", "is_known", "page_need", "is_counted", "counted", "decoder", "is_prefilled", "reserved", "send", "times",
+        "admissions", "is_known", "page_need", "is_counted", "counted", "decoder", "is_prefilled", "decode_lease", "send",
+        "times",
     )  # fmt: skip
 
     def __init__(self, request: Request, arrival_s: float) -> None:
@@ -157,7 +158,7 @@ class Job(Waiting):
         """Whether this job has ever computed the prompt."""
         self.decoder = -1
         """Number of the engine that will decode it, if that is not the one that computes its prompt."""
-        self.reserved: Lease | None = None
+        self.decode_lease: Lease | None = None
         """Its pages there."""
         self.send: Send | None = None
         """What goes there."""

@@ -9,7 +9,7 @@ from kvsim.core.answers import number, whole_number
 from kvsim.core.lease import Lease
 from kvsim.core.serving import Hits, ServedCache
 from kvsim.core.tier import Edge
-from kvsim.core.transfer import Hold, Transfer
+from kvsim.core.transfer import FetchPin, Transfer
 from kvsim.hardware.tier_kinds import levels_listed
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ class Prefetch:
     Until then these pages, and the cached prefix that they continue, stay in the CPU tier.
     """
 
-    __slots__ = ("arrived_pages", "fetch", "first_page", "hold", "is_given_up", "is_under_way", "pages", "transfers")
+    __slots__ = ("arrived_pages", "fetch", "first_page", "is_given_up", "is_under_way", "pages", "pin", "transfers")
 
-    def __init__(self, transfers: list[Transfer], fetch: Transfer, hold: Hold, first_page: int) -> None:
+    def __init__(self, transfers: list[Transfer], fetch: Transfer, pin: FetchPin, first_page: int) -> None:
         self.transfers = transfers
         """The transfers to carry out, in order; the fetch is one of them."""
         self.fetch = fetch
-        self.hold = hold
+        self.pin = pin
         self.first_page = first_page
         """The position in the prompt of the first page fetched."""
         self.pages = fetch.pages
@@ -95,11 +95,11 @@ class Prefetching:
         pages = whole_number(self._policy_name, "fetch()", answer, stored)
         if not pages:
             return None
-        transfers, fetch, hold = self.lower.fetch(lease, pages, now)
-        if fetch is None or hold is None:
+        transfers, fetch, pin = self.lower.fetch(lease, pages, now)
+        if fetch is None or pin is None:
             self.counts.refused_by_memory_pages += stored
             return None
-        prefetch = Prefetch(transfers, fetch, hold, offer.first_page)
+        prefetch = Prefetch(transfers, fetch, pin, offer.first_page)
         self.in_flight_pages += prefetch.pages
         self.counts.refused_by_memory_pages += stored - prefetch.pages
         return prefetch
@@ -157,7 +157,7 @@ class Prefetching:
     def _let_go(self, prefetch: Prefetch, used: int) -> None:
         self.counts.wasted_pages += prefetch.arrived_pages - used
         self.in_flight_pages -= prefetch.pages
-        prefetch.hold.let_go()
+        prefetch.pin.let_go()
 
     def result(self) -> dict[str, int]:
         """Return all counts by name."""

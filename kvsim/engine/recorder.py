@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from simpy import Environment, Event
 
-from kvsim.core.lease import RESERVED, Lease
+from kvsim.core.lease import FOR_DECODE, Lease
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
@@ -36,12 +36,12 @@ class Batch(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Stay:
-    """A request's time on one engine, from the moment when it has its pages until it gives them back. Times in seconds."""
+class Admission:
+    """One admission of a request to an engine, from when it has its pages until it gives them back. Times in seconds."""
 
     request: Request
     engine: int
-    is_reserved: bool
+    is_for_decode: bool
     """Whether another engine computes the prompt: the pages wait for what that one sends."""
     claimed_s: float = nan
     """When it has its pages; nan if they are lost before."""
@@ -60,7 +60,7 @@ class Stay:
 
 
 class Recorder(EngineWatch):
-    """Records the steps and transfers of engines, and the stays of their requests.
+    """Records the steps and transfers of engines, and the admissions of their requests.
 
     Pages are evicted when requests are admitted or grow and when transfers begin, just before a step or a copy. So the tiers are
     inspected then.
@@ -70,7 +70,7 @@ class Recorder(EngineWatch):
         self.env = env
         self.tiers = tiers
         self.batches: list[Batch] = []
-        self.stays: list[Stay] = []
+        self.admissions: list[Admission] = []
         """In order of admission."""
         self.evictions: list[tuple[float, str, int]] = []
         """(time in s, tier, pages); with several engines, a tier's name is followed by the number of its engine or host."""
@@ -80,30 +80,30 @@ class Recorder(EngineWatch):
         self._levels = levels_listed([tier.level for tier in tiers])
         self._evicted = [0] * len(tiers)
         self._used = [0] * len(tiers)
-        self._open: dict[Lease, Stay] = {}
+        self._open: dict[Lease, Admission] = {}
         self._load_s: dict[tuple[int, int], float] = {}
         """``Times.load_s`` after the last step of each prompt, by request and sample."""
 
-    # --- stays -------------------------------------------------------------------------------------------------------
+    # --- admissions --------------------------------------------------------------------------------------------------
 
     def admitted(self, lease: Lease, pages: int, load_pages: int) -> None:
-        stay = Stay(request=lease.request, engine=lease.gpu.owner, is_reserved=lease.why == RESERVED)
-        self._open[lease] = stay
-        self.stays.append(stay)
-        if not lease.promised_pages:
-            stay.claimed_s = self.env.now
+        admission = Admission(request=lease.request, engine=lease.gpu.owner, is_for_decode=lease.why == FOR_DECODE)
+        self._open[lease] = admission
+        self.admissions.append(admission)
+        if not lease.reserved_pages:
+            admission.claimed_s = self.env.now
 
     def claimed(self, lease: Lease) -> None:
         """Later claims, for its answer, are ignored."""
-        stay = self._open[lease]
-        if isnan(stay.claimed_s):
-            stay.claimed_s = self.env.now
+        admission = self._open[lease]
+        if isnan(admission.claimed_s):
+            admission.claimed_s = self.env.now
 
     def released(self, lease: Lease, why: str) -> None:
-        stay = self._open.pop(lease, None)
-        if stay is not None:
-            stay.released_s, stay.end = self.env.now, why
-            stay.reused_pages = lease.reused_pages(self._levels)
+        admission = self._open.pop(lease, None)
+        if admission is not None:
+            admission.released_s, admission.end = self.env.now, why
+            admission.reused_pages = lease.reused_pages(self._levels)
 
     # --- steps and transfers -----------------------------------------------------------------------------------------
 
@@ -124,35 +124,35 @@ class Recorder(EngineWatch):
             self.batches.append(Batch(start_s, now, len(work.chunks), tokens, *decoding, steps, work.engine, requests, stalled_s))
             for job, _ in work.prefilling if stalled_s else ():
                 self._load_s[job.request.index, job.request.sample] += stalled_s
-            for stay in computed:
-                if isnan(stay.released_s):
-                    stay.computed_s = now
+            for admission in computed:
+                if isnan(admission.released_s):
+                    admission.computed_s = now
 
         done.callbacks.append(end)
 
-    def _step(self, work: Work, start_s: float) -> list[Stay]:
-        """Record a step of each prompt. Returns the stays whose prompts it completes."""
+    def _step(self, work: Work, start_s: float) -> list[Admission]:
+        """Record a step of each prompt. Returns the admissions whose prompts it completes."""
         completed = []
         for job, tokens in work.prefilling:
             assert job.lease is not None
-            stay = self._open[job.lease]
+            admission = self._open[job.lease]
             key = job.request.index, job.request.sample
-            load_s = min(job.times.load_s - self._load_s.get(key, 0.0), start_s - stay.claimed_s)
+            load_s = min(job.times.load_s - self._load_s.get(key, 0.0), start_s - admission.claimed_s)
             if load_s > 0 and job.loads:
-                stay.loads.append((start_s - load_s, start_s))
+                admission.loads.append((start_s - load_s, start_s))
             self._load_s[key] = job.times.load_s
-            stay.steps.append(start_s)
+            admission.steps.append(start_s)
             if job.computed + tokens >= job.target_tokens:
-                completed.append(stay)
+                completed.append(admission)
         return completed
 
     def sends(self, send: Send, done: Event) -> None:
         self._look()
-        stay = self._open.get(send.target)
+        admission = self._open.get(send.target)
 
         def landed(_: Event) -> None:
-            if stay is not None and isnan(stay.released_s):
-                stay.computed_s = self.env.now
+            if admission is not None and isnan(admission.released_s):
+                admission.computed_s = self.env.now
 
         done.callbacks.append(landed)
 

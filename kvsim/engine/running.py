@@ -74,14 +74,14 @@ class RunningRequests:
         self.admitted.append(job)
         if lease.waits:
             self.mover.submit(lease.waits)
-        if lease.promised_pages:
+        if lease.reserved_pages:
             self.claims.add(job, lease)
             self.serve_claims()
         else:
             self.loading.start(job, lease, self.frontend.book)
 
     def serve_claims(self) -> bool:
-        """Give admitted requests their promised slots, in order, as far as these are free. Returns whether any got theirs."""
+        """Give admitted requests their reserved slots, in order, as far as these are free. Returns whether any got theirs."""
         served = False
         while (settled := self.claims.settle(self.env.now)) is not None:
             job, lease, is_lost = settled
@@ -192,7 +192,7 @@ class RunningRequests:
             self.mover.submit(growth.transfers)
         has_all = True
         for job, lease, _ in due:
-            while lease.promised_pages:
+            while lease.reserved_pages:
                 claim = self.cache.claim(lease, self.env.now)
                 if claim.is_lost:
                     self._give_up(job)

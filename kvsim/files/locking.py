@@ -135,7 +135,7 @@ def _sign(file: int) -> None:
 def _holder(file: int) -> str:
     """Return who has locked a file, as it says itself."""
     with suppress(OSError):
-        told = os.pread(file, MOST_HOLDER_BYTES, 0).decode(errors="replace")
-        if told.startswith("process ") and told.isprintable():
-            return told
+        holder = os.pread(file, MOST_HOLDER_BYTES, 0).decode(errors="replace")
+        if holder.startswith("process ") and holder.isprintable():
+            return holder
     return "another process"

@@ -1,13 +1,13 @@
-"""How often each page is held, by runs of page ids instead of page by page."""
+"""How often each page is held, by extents of page ids instead of page by page."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 
 
 class PageCounts:
-    """A count for each page id, 0 at first. What a call costs depends on the number of runs with one count, not on pages.
+    """A count for each page id, 0 at first. What a call costs depends on the number of extents with one count, not on pages.
 
     The ids from ``_starts[i]`` up to, not including, ``_starts[i + 1]`` have the count ``_counts[i]``; neighbours differ.
     """
@@ -18,24 +18,24 @@ class PageCounts:
         self.pages = 0
         """Pages with a count above 0."""
 
-    def add(self, runs: Iterable[Run]) -> int:
-        """Count every page of the runs once more. Returns how many had the count 0."""
+    def add(self, extents: Iterable[Extent]) -> int:
+        """Count every page of the extents once more. Returns how many had the count 0."""
         before = self.pages
-        for start, pages in runs:
+        for start, pages in extents:
             self._change(start, start + pages, 1)
         return self.pages - before
 
-    def remove(self, runs: Iterable[Run]) -> int:
-        """Count every page of the runs once less. Returns how many have the count 0 now. All must have been counted."""
+    def remove(self, extents: Iterable[Extent]) -> int:
+        """Count every page of the extents once less. Returns how many have the count 0 now. All must have been counted."""
         before = self.pages
-        for start, pages in runs:
+        for start, pages in extents:
             self._change(start, start + pages, -1)
         return before - self.pages
 
-    def leading(self, runs: Iterable[Run]) -> int:
+    def leading(self, extents: Iterable[Extent]) -> int:
         """Return how many pages of a path, from its first on, have a count above 0."""
         starts, counts, leading = self._starts, self._counts, 0
-        for start, pages in runs:
+        for start, pages in extents:
             end = start + pages
             at = bisect_right(starts, start) - 1
             while counts[at]:

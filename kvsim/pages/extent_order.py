@@ -1,10 +1,10 @@
-"""An ordered set of pages, stored as runs: queues, ghost lists and count tables that cost time per run, not per page."""
+"""An ordered set of pages, stored as extents: queues, ghost lists and count tables that cost time per extent, not per page."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 
 
 class _Segment:
@@ -73,11 +73,11 @@ class _Anchors:
         return self.blocks[at - 1][-1] if at and self.blocks[at - 1] else -1, after
 
 
-class RunOrder:
+class ExtentOrder:
     """Pages from oldest to most recent, each with a value: equivalent to an ``OrderedDict`` keyed by page id.
 
     Paths enter at the recent end, either tail first (the deepest page becomes the oldest) or head first. Pages are looked up
-    run by run, at O(log segments) per segment that overlaps the run.
+    extent by extent, at O(log segments) per segment that overlaps the extent.
     """
 
     def __init__(self) -> None:
@@ -93,10 +93,10 @@ class RunOrder:
     def __contains__(self, page: object) -> bool:
         return isinstance(page, int) and self._overlapping(page, 1) is not None
 
-    def pieces(self, runs: Iterable[Run]) -> list[tuple[Run, Any]]:
-        """Cut the path, from head to tail, into (run, value) pieces of one value each; the value of absent pages is None."""
-        pieces: list[tuple[Run, Any]] = []
-        for start, pages in runs:
+    def pieces(self, extents: Iterable[Extent]) -> list[tuple[Extent, Any]]:
+        """Cut the path, from head to tail, into (extent, value) pieces of one value each; the value of absent pages is None."""
+        pieces: list[tuple[Extent, Any]] = []
+        for start, pages in extents:
             stop = start + pages
             while start < stop:
                 segment = self._overlapping(start, stop - start)
@@ -111,24 +111,24 @@ class RunOrder:
                 start = upto
         return pieces
 
-    def leading_pages(self, runs: Iterable[Run]) -> int:
+    def leading_pages(self, extents: Iterable[Extent]) -> int:
         """Count the path's leading pages that are present without a gap."""
         count = 0
-        for run in runs:
-            for (_, pages), value in self.pieces((run,)):
+        for extent in extents:
+            for (_, pages), value in self.pieces((extent,)):
                 if value is None:
                     return count
                 count += pages
         return count
 
-    def count(self, runs: Iterable[Run]) -> int:
+    def count(self, extents: Iterable[Extent]) -> int:
         """Count the path's pages that are present."""
-        return sum([pages for (_, pages), value in self.pieces(runs) if value is not None])
+        return sum([pages for (_, pages), value in self.pieces(extents) if value is not None])
 
-    def append(self, runs: Sequence[Run], *, tail_first: bool = True, value: Any = True) -> None:
+    def append(self, extents: Sequence[Extent], *, tail_first: bool = True, value: Any = True) -> None:
         """Put the path's pages at the recent end with this value (not None); pages that are present already move there."""
         by_anchor, anchors, end = self._by_anchor, self._anchors, self._end
-        for start, pages in reversed(runs) if tail_first else runs:
+        for start, pages in reversed(extents) if tail_first else extents:
             stop = start + pages
             at = bisect_right(anchors.firsts, start) - 1
             block = anchors.blocks[at]
@@ -155,29 +155,29 @@ class RunOrder:
             else:
                 last.stop = stop
 
-    def may_hold(self, runs: Collection[Run]) -> bool:
+    def may_hold(self, extents: Collection[Extent]) -> bool:
         """Whether pages of the path may be present: False if all have higher ids than any page ever added."""
-        return bool(runs) and min(runs)[0] < self._upto
+        return bool(extents) and min(extents)[0] < self._upto
 
-    def touch(self, runs: Collection[Run], *, tail_first: bool = True) -> int:
+    def touch(self, extents: Collection[Extent], *, tail_first: bool = True) -> int:
         """Move the path's pages that are present to the recent end, keeping their values. Returns their number."""
-        if not self.may_hold(runs):
+        if not self.may_hold(extents):
             return 0
-        here = [piece for piece in self.pieces(runs) if piece[1] is not None]
-        for run, value in reversed(here) if tail_first else here:
-            self.append((run,), tail_first=tail_first, value=value)
+        here = [piece for piece in self.pieces(extents) if piece[1] is not None]
+        for extent, value in reversed(here) if tail_first else here:
+            self.append((extent,), tail_first=tail_first, value=value)
         return sum([pages for (_, pages), _ in here])
 
-    def remove(self, runs: Iterable[Run]) -> int:
+    def remove(self, extents: Iterable[Extent]) -> int:
         """Remove the path's pages that are present. Returns their number."""
         before = self.pages
-        for start, pages in runs:
+        for start, pages in extents:
             for segment in self._cut_out(start, pages):
                 self._drop(segment)
         return before - self.pages
 
     def _cut_out(self, start: int, pages: int) -> list[_Segment]:
-        """Return the segments that hold exactly the run's present pages, cutting segments at its start and end."""
+        """Return the segments that hold exactly the extent's present pages, cutting segments at its start and end."""
         stop = start + pages
         segments: list[_Segment] = []
         while start < stop and (segment := self._overlapping(start, stop - start)) is not None:
@@ -189,33 +189,33 @@ class RunOrder:
             start = segment.stop
         return segments
 
-    def pop_oldest(self, pages: int) -> list[Run]:
-        """Remove the ``pages`` oldest pages, or all if there are fewer. Returns them, oldest run first."""
-        runs = []
+    def pop_oldest(self, pages: int) -> list[Extent]:
+        """Remove the ``pages`` oldest pages, or all if there are fewer. Returns them, oldest extent first."""
+        extents = []
         while pages > 0 and (segment := self._end.newer) is not self._end:
             start, stop = segment.start, segment.stop
             if stop - start <= pages:
                 self._drop(segment)
-                runs.append((start, stop - start))
+                extents.append((start, stop - start))
                 pages -= stop - start
                 continue
             self.pages -= pages
             if segment.tail_first:
                 segment.stop = stop - pages
-                runs.append((segment.stop, pages))
+                extents.append((segment.stop, pages))
             else:
                 segment.start = start + pages
-                runs.append((start, pages))
+                extents.append((start, pages))
             self._find_anchor(segment)
             break
-        return runs
+        return extents
 
-    def move_oldest(self, pages: int, other: "RunOrder", *, keep: Iterable[Run] = ()) -> None:
+    def move_oldest(self, pages: int, other: "ExtentOrder", *, keep: Iterable[Extent] = ()) -> None:
         """Move the ``pages`` oldest pages (all if fewer), except those in ``keep``, to the recent end of another order."""
         kept = {segment for start, length in keep for segment in self._cut_out(start, length)} if pages > 0 else set()
         for segment in self._take_oldest(pages, kept):
-            run = segment.start, segment.stop - segment.start
-            other.append((run,), tail_first=segment.tail_first, value=segment.value)
+            extent = segment.start, segment.stop - segment.start
+            other.append((extent,), tail_first=segment.tail_first, value=segment.value)
 
     def _take_oldest(self, pages: int, kept: Collection[_Segment] = ()) -> Iterator[_Segment]:
         segment = self._end.newer
@@ -234,15 +234,15 @@ class RunOrder:
             pages -= segment.stop - segment.start
             segment = newer
 
-    def oldest_first(self) -> Iterator[tuple[Run, bool, Any]]:
-        """Iterate over (run, whether its last page is its oldest, value), oldest first. Do not modify the order meanwhile."""
+    def oldest_first(self) -> Iterator[tuple[Extent, bool, Any]]:
+        """Iterate over (extent, whether its last page is its oldest, value), oldest first. Do not modify the order meanwhile."""
         segment = self._end.newer
         while segment is not self._end:
             yield (segment.start, segment.stop - segment.start), segment.tail_first, segment.value
             segment = segment.newer
 
     def _overlapping(self, start: int, pages: int) -> _Segment | None:
-        """Return the first segment, by page id, that shares a page with the run."""
+        """Return the first segment, by page id, that shares a page with the extent."""
         if start >= self._upto:
             return None
         found: _Segment | None = self._by_anchor.get(start)

@@ -76,14 +76,14 @@ def _of_tier(plan: Plan, tier: TierPlan, objects: Mapping[str, Any]) -> dict[str
 
 def _configured(config: Mapping[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration with a description of each policy object in its place."""
-    told: dict[str, Any] = json.loads(json.dumps(config))
+    configured: dict[str, Any] = json.loads(json.dumps(config))
     for key, policy in objects.items():
         *groups, name = (key.partition("@")[2] or key).split(".")
-        place = told
+        place = configured
         for group in groups:
             place = place[group]
         place[name] = _node(policy)
-    return told
+    return configured
 
 
 def _node(policy: Any) -> dict[str, Any] | str:

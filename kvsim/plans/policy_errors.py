@@ -19,7 +19,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Own(NamedTuple):
+class UserPart(NamedTuple):
     """A part of a run whose class, or a base of it, is not kvsim's."""
 
     what: str
@@ -56,31 +56,31 @@ def policies_named(run: Callable[Concatenate[Plan, P], R]) -> Callable[Concatena
         except (PolicyError, RulesError) as error:
             raise UsageError(str(error)) from error
         except (Exception, SystemExit, GeneratorExit) as error:
-            if failed := failure(error, own_parts(plan)):
+            if failed := failure(error, user_parts(plan)):
                 raise failed from error
             raise
         except KeyboardInterrupt as interrupt:
-            line = last_line(interrupt, [file for own in own_parts(plan) for file in own.files])
+            line = last_line(interrupt, [file for part in user_parts(plan) for file in part.files])
             raise type(interrupt)(*([f" at {line}"] if line else [])) from interrupt
 
     return named
 
 
-def own_parts(plan: Plan) -> list[Own]:
+def user_parts(plan: Plan) -> list[UserPart]:
     """Return the parts of a plan that are not kvsim's."""
     found: list[tuple[str, object]] = [(f"eviction policy of the {tier.name} tier", tier.eviction) for tier in plan.tiers]
     found += [(f"placement policy of the {tier.name} tier", tier.placement) for tier in plan.tiers]
     policies = ("prefetch", "checkpoint", "routing", "scheduling", "decode_routing")
     found += [(f"{name.replace('_', ' ')} policy", getattr(plan, name)) for name in policies]
     found += [(name, getattr(plan, name)) for name in ("trace", "rules")]
-    return [own for what, part in found if (own := _own(what, type(part))).files]
+    return [user_part for what, part in found if (user_part := _user_part(what, type(part))).files]
 
 
-def _own(what: str, kind: type) -> Own:
+def _user_part(what: str, kind: type) -> UserPart:
     bases = [base for base in kind.__mro__[:-1] if base.__module__ not in ("abc", "typing")]
     files = {getattr(sys.modules.get(base.__module__), "__file__", None) for base in bases if not is_kvsims(base.__module__)}
     names = tuple(base.__name__ for base in bases)
-    return Own(
+    return UserPart(
         f"{what}, {kind.__name__}," if " of " in what else f"{what} {kind.__name__}", names, tuple(sorted(filter(None, files)))
     )
 
@@ -90,22 +90,22 @@ def is_kvsims(module: str) -> bool:
     return module.partition(".")[0] == "kvsim"
 
 
-def failure(error: BaseException, own: list[Own]) -> PolicyFailed | None:
+def failure(error: BaseException, parts: list[UserPart]) -> PolicyFailed | None:
     """Return the error to raise for one in a run with parts of the user's own; None without such parts.
 
     It names the part whose code raised the error, else the one that its message is about. If there is neither, kvsim itself has
     failed, perhaps because a part has changed what belongs to the cache; the exit code is then that of a bug.
     """
-    for part in own:
+    for part in parts:
         if line := last_line(error, part.files):
             return PolicyFailed(f"the {part.what} failed at {line}: {described(error)}")
-    for part in own:
+    for part in parts:
         if any(re.search(rf"\b{re.escape(name)}\b", str(error)) for name in part.names):
             return PolicyFailed(f"the {part.what} breaks its contract ({shown(Path(part.files[0]))}): {described(error)}")
-    if not own:
+    if not parts:
         return None
-    parts = " and ".join(dict.fromkeys(f"{part.names[0]} of {shown(Path(part.files[0]))}" for part in own))
-    failed = PolicyFailed(f"kvsim failed in a run with {parts}, which may change nothing but its own: {described(error)}")
+    named = " and ".join(dict.fromkeys(f"{part.names[0]} of {shown(Path(part.files[0]))}" for part in parts))
+    failed = PolicyFailed(f"kvsim failed in a run with {named}, which may change nothing but its own: {described(error)}")
     failed.exit_code = 1
     return failed
 

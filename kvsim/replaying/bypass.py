@@ -12,7 +12,7 @@ from kvsim.core.rules import Rules
 from kvsim.core.serving import Server
 from kvsim.core.tier import Tier
 from kvsim.core.victims import eviction_policy
-from kvsim.pages.extents import count_pages, join_runs
+from kvsim.pages.extents import count_pages, join_extents
 
 if TYPE_CHECKING:
     from kvsim.policies.eviction.base import BypassEviction
@@ -22,8 +22,8 @@ def with_answer(request: Request) -> Request:
     """Return the request with the pages of its answer, if known, appended to its prompt."""
     if not request.output_runs:
         return request
-    runs = join_runs(request.runs, request.output_runs) if request.runs else request.output_runs
-    return replace(request, runs=runs, prompt_pages=count_pages(runs))
+    extents = join_extents(request.runs, request.output_runs) if request.runs else request.output_runs
+    return replace(request, runs=extents, prompt_pages=count_pages(extents))
 
 
 class BypassLease:

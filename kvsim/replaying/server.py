@@ -151,7 +151,7 @@ class CacheServer(Server):
     def _run(self, lease: Lease, prefetch: Prefetch | None, now: float) -> Hits:
         """Bring everything that an admitted request reuses to the GPU. Returns its hit pages by tier."""
         transfers = lease.waits
-        if lease.promised_pages:
+        if lease.reserved_pages:
             transfers = self._claim(lease, transfers, now)
         if lease.has_load:
             transfers = transfers + self.lower.load(lease, now).transfers
@@ -177,7 +177,7 @@ class CacheServer(Server):
                 if growth.has_room:
                     held_pages += pages
                     transfers = transfers + growth.transfers
-                    if lease.promised_pages:
+                    if lease.reserved_pages:
                         transfers = self._claim(lease, transfers, now)
                     break
                 steps //= 2
@@ -193,7 +193,7 @@ class CacheServer(Server):
             self._move(transfers, now)
 
     def _claim(self, lease: Lease, waits: list[Transfer], now: float) -> list[Transfer]:
-        """Take the promised slots once the transfers that free them have ended. Returns the transfers that follow."""
+        """Take the reserved slots once the transfers that free them have ended. Returns the transfers that follow."""
         follow_ups = NO_TRANSFERS
         while True:
             follow_ups = follow_ups + self._end(waits, now)

@@ -49,12 +49,12 @@ def _idle(result: RunRecord) -> set[str]:
 
 def policies(chosen: Mapping[str, str], idle: Collection[str] = ()) -> list[str]:
     """Return the chosen policies as ``eviction lru``, without usual choices and those of ``idle`` families."""
-    told = []
+    found = []
     for key, name in chosen.items():
         family = key.rpartition(".")[2]
         if family in FAMILIES and family not in idle and USUAL.get(family) != name:
-            told.append((FAMILIES.index(family), f"{key.removeprefix('tiers.').replace('.', ' ')} {name}"))
-    return [text for _, text in sorted(told)]
+            found.append((FAMILIES.index(family), f"{key.removeprefix('tiers.').replace('.', ' ')} {name}"))
+    return [text for _, text in sorted(found)]
 
 
 def _joined(*texts: str | None) -> str:

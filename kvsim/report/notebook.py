@@ -37,10 +37,10 @@ def run_html(record: RunRecord) -> str:
     return "".join([f"<p><b>kvsim {escape(run_line(record))}</b></p>", *parts])
 
 
-def comparison_html(told: Comparison, line: str) -> str:
+def comparison_html(comparison: Comparison, line: str) -> str:
     """Return the table of a comparison, with its bounds, as HTML below a line."""
-    columns = ("job", *told.keys, *(measure.title for measure in told.measures))
-    rows = told.rows()
+    columns = ("job", *comparison.keys, *(measure.title for measure in comparison.measures))
+    rows = comparison.rows()
     runs = [row for row in rows if not row.is_bound]
     shown = {row.name for row in runs[:MOST_ROWS]}
     body = [(row.name, *row.settings, *row.cells) for row in rows if row.is_bound or row.name in shown]

@@ -113,8 +113,8 @@ def _placement(result: RunRecord) -> dict[str, int]:
     """Return the counts of what moved between tiers, without those that the line about prefetches says as well."""
     if len(result["tiers"]) < 2:
         return {}
-    told = result["prefetch"] if any(result["prefetch"].values()) else {}
-    return {name: number for name, number in result["placement"].items() if told.get(name) != number}
+    prefetched = result["prefetch"] if any(result["prefetch"].values()) else {}
+    return {name: number for name, number in result["placement"].items() if prefetched.get(name) != number}
 
 
 def _requests(result: RunRecord) -> str:
@@ -279,20 +279,20 @@ def engine_table(result: RunRecord, most: int | None = None) -> Table:
 def _engine_columns(engines: Sequence[Mapping[str, Any]]) -> dict[str, Callable[[Mapping[str, Any]], str]]:
     """Return the cells of the columns by heading, without those that are the same for all engines."""
     columns: dict[str, Callable[[Mapping[str, Any]], str]] = {"engine": lambda engine: str(engine["engine"])}
-    are_apart = any("decoded" in engine for engine in engines)
-    if are_apart:
+    is_divided = any("decoded" in engine for engine in engines)
+    if is_divided:
         columns["role"] = lambda engine: str(engine["role"])
     if len({engine["host"] for engine in engines}) > 1:
         columns["host"] = lambda engine: str(engine["host"])
     columns["requests"] = lambda engine: count(engine["requests"])
-    if are_apart:
+    if is_divided:
         columns["decoded"] = lambda engine: count(engine["decoded"])
     columns["hit rate"] = lambda engine: percent(engine["hit_rate"])
     columns["busy"] = lambda engine: percent(engine["busy_share"])
     columns["queued"] = lambda engine: digits(engine["queue"]["mean"])
     columns["TTFT p50 (s)"] = lambda engine: digits(engine["ttft_s"]["p50"])
     columns["TTFT p99 (s)"] = lambda engine: digits(engine["ttft_s"]["p99"])
-    if are_apart:
+    if is_divided:
         columns["TPOT p50 (s)"] = lambda engine: digits(engine["tpot_s"]["p50"])
     else:
         columns["evicted (pages)"] = lambda engine: count(engine["evicted_pages"])

@@ -69,7 +69,7 @@ def _build_graph(plan: Plan, requests: Sequence[Request], pool: type[Pool], engi
         if one.placement is None:
             continue
         for upper, lower in _pairs(plan, one.above, one.name, engines, tiers):
-            placement = _own(plan, one.placement)
+            placement = _policy_of_its_own(plan, one.placement)
             bind("placement", placement, context(plan, requests, lower, upper))
             edges.append(Edge(upper, lower, placement))
         if one.reads_into != one.above:
@@ -86,7 +86,7 @@ def _pairs(
 
 
 def _build_tier(plan: Plan, requests: Sequence[Request], pool: type[Pool], one: TierPlan, owner: int, index: int) -> Tier:
-    given = _own(plan, one.eviction)
+    given = _policy_of_its_own(plan, one.eviction)
     eviction: object = given.variant()
     if not isinstance(eviction, EvictionPolicy):
         raise refused(f"the eviction policy {type(given).__name__}", "variant()", eviction, "an eviction policy")
@@ -96,7 +96,7 @@ def _build_tier(plan: Plan, requests: Sequence[Request], pool: type[Pool], one: 
     return tier
 
 
-def _own(plan: Plan, policy: P) -> P:
+def _policy_of_its_own(plan: Plan, policy: P) -> P:
     """Return a policy for one of several places of the same kind; the only one gets the plan's."""
     return deepcopy(policy) if plan.layout.engines > 1 else policy
 
@@ -177,7 +177,7 @@ def _with_states(cache: Cache, hybrid: HybridSettings) -> HybridCache:
 
 def _hybrid_settings(plan: Plan, tiers: list[Tier], requests: Sequence[Request]) -> HybridSettings:
     """Bind the checkpoint policy and build the tiers of states, if they have their own, with LRU. Raises UsageError."""
-    model, checkpoint = plan.model, _own(plan, plan.checkpoint)
+    model, checkpoint = plan.model, _policy_of_its_own(plan, plan.checkpoint)
     bind("checkpoint", checkpoint, context(plan, requests, tiers[0]))
     state_tiers = None
     if plan.states is not None:
@@ -203,7 +203,7 @@ def _hybrid_settings(plan: Plan, tiers: list[Tier], requests: Sequence[Request])
 
 def build_prefetching(plan: Plan, requests: Sequence[Request], cache: Any) -> Prefetching:
     """Build the prefetches of one engine."""
-    policy = _own(plan, plan.prefetch)
+    policy = _policy_of_its_own(plan, plan.prefetch)
     bind("prefetch", policy, context(plan, requests, cache.tiers[0] if len(plan.tiers) == 1 else _second(plan, cache.tiers)))
     return Prefetching(cache, policy, Offer)
 
@@ -228,7 +228,7 @@ def build_cluster(
     for cache in caches:
         mover = Mover(substrate, cache)
         for gpu in [tier for tier in cache.tiers if not tier.above]:
-            scheduling = _own(plan, plan.scheduling)
+            scheduling = _policy_of_its_own(plan, plan.scheduling)
             bind("scheduling", scheduling, context(plan, requests, gpu))
             prefetching = build_prefetching(plan, requests, cache)
             engines[gpu.owner] = Engine(

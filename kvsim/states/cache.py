@@ -18,7 +18,7 @@ from kvsim.core.state_lease import StateLease
 from kvsim.core.tier import GPU, Edge, Tier
 from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.core.tree import ABSENT, LEAVING, READY, Node
-from kvsim.pages.extents import Run, join_runs, split_runs
+from kvsim.pages.extents import Extent, join_extents, split_extents
 from kvsim.states.lower import HybridLower
 from kvsim.states.starts import Starts, states_of
 from kvsim.states.store import DetachedStates, Place, StateStore, places_after
@@ -213,24 +213,24 @@ class HybridCache(ServedCache):
         self.starts.release(lease)
         if lease.epoch == self.residency.epoch:
             request = lease.request
-            runs, depths = request.runs, states.save_after
+            extents, depths = request.runs, states.save_after
             if lease.is_finishing:
                 full = self._full_pages(request)
                 stop = lease.node.depth + lease.node.pages
-                prompt, answer = split_runs(runs, full)[0], request.output_runs or ()
-                runs = join_runs(prompt, answer) if prompt else answer
+                prompt, answer = split_extents(extents, full)[0], request.output_runs or ()
+                extents = join_extents(prompt, answer) if prompt else answer
                 depths = self._on_grid(self._after_answer(full, stop), full, stop)
-            self._save_all(lease, runs, depths)
+            self._save_all(lease, extents, depths)
         states.save_after = []
         return transfers + self._lower.flush()
 
-    def _save_all(self, lease: Lease, runs: tuple[Run, ...], depths: list[int]) -> None:
+    def _save_all(self, lease: Lease, extents: tuple[Extent, ...], depths: list[int]) -> None:
         ends = self._ends(lease.node, depths) if self.shares_room else {}
         limit = self.policy.max_states_per_path
-        for place in places_after(runs, depths):
+        for place in places_after(extents, depths):
             self._save(lease, place, ends.get(place.depth))
             if limit is not None:
-                self.states.keep_recent(runs, place.depth, limit)
+                self.states.keep_recent(extents, place.depth, limit)
 
     def _ends(self, node: Node, depths: list[int]) -> dict[int, Node]:
         """Return, by depth, the nodes of the path to ``node`` that end at ``depths`` (ascending), cutting where need be."""
@@ -339,6 +339,9 @@ class HybridCache(ServedCache):
             self.detached.clear()
         for watch in self.watches:
             watch.emptied(gpu)
+
+    def adopt_state(self, state: Node, end: Node | None) -> None:
+        self.states.adopt(state, end)
 
     def describe_checkpoints(self) -> dict[str, int]:
         return asdict(self.states.count(self.state_bytes))

@@ -17,7 +17,7 @@ from kvsim.core.residency import Residency
 from kvsim.core.tier import GPU, Edge, Tier
 from kvsim.core.transfer import Transfer
 from kvsim.core.tree import ABSENT, INCOMING, LEAVING, READY, Node
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 
 T = TypeVar("T")
 
@@ -29,13 +29,13 @@ class Place(NamedTuple):
     """The last page before the state, which is its name."""
     depth: int
     """Pages up to and including ``page``."""
-    run: int
-    """The first page of the run that contains ``page``, in the normalised runs of any prompt through it."""
+    extent_start: int
+    """The first page of the extent that contains ``page``, in the normalised extents of any prompt through it."""
 
 
-def places_after(runs: tuple[Run, ...], depths: Iterable[int]) -> Iterator[Place]:
-    """Yield the places of states at ``depths`` pages, which ascend from 1 up to the pages in ``runs``; runs are normalised."""
-    before, at = 0, iter(runs)
+def places_after(extents: tuple[Extent, ...], depths: Iterable[int]) -> Iterator[Place]:
+    """Yield the places of states at ``depths`` pages, which ascend from 1 up to the pages in ``extents``, normalised."""
+    before, at = 0, iter(extents)
     start, pages = next(at, (0, 0))
     for depth in depths:
         while depth > before + pages:
@@ -44,8 +44,8 @@ def places_after(runs: tuple[Run, ...], depths: Iterable[int]) -> Iterator[Place
         yield Place(start + depth - before - 1, depth, start)
 
 
-def first_of_run(node: Node) -> int:
-    """Return the first page of the run that contains a node's last page."""
+def first_of_extent(node: Node) -> int:
+    """Return the first page of the extent that contains a node's last page."""
     start = node.runs[-1][0]
     while len(node.runs) == 1 and node.parent is not None and node.parent.runs and sum(node.parent.runs[-1]) == start:
         node = node.parent
@@ -56,16 +56,16 @@ def first_of_run(node: Node) -> int:
 class StateIndex(Generic[T]):
     """Maps page ids to the states after them, and finds the states along a prompt.
 
-    A run begins at the same page in all prompts that share it, so entries are grouped by the first page of their run. A search
-    visits a prompt's runs from the last to the first: one dictionary look-up per run, and a bisection only where there are
+    An extent begins at the same page in all prompts that share it, so entries are grouped by the first page of theirs. A search
+    visits a prompt's extents from the last to the first: one dictionary look-up per extent, and a bisection only where there are
     entries.
     """
 
     def __init__(self) -> None:
         self._states: Any = SortedDict()
         """(place, state) by page."""
-        self._runs: dict[int, tuple[int, list[int]]] = {}
-        """By first page of a run: the number of pages before the run, and its pages followed by a state, ascending."""
+        self._extents: dict[int, tuple[int, list[int]]] = {}
+        """By first page of an extent: the number of pages before the extent, and its pages followed by a state, ascending."""
 
     def __len__(self) -> int:
         return len(self._states)
@@ -73,8 +73,8 @@ class StateIndex(Generic[T]):
     def put(self, place: Place, state: T) -> None:
         """Add or replace the state at this place."""
         if place.page not in self._states:
-            before = place.depth - (place.page - place.run + 1)
-            insort(self._runs.setdefault(place.run, (before, []))[1], place.page)
+            before = place.depth - (place.page - place.extent_start + 1)
+            insort(self._extents.setdefault(place.extent_start, (before, []))[1], place.page)
         self._states[place.page] = place, state
 
     def get(self, page: int) -> T | None:
@@ -85,29 +85,29 @@ class StateIndex(Generic[T]):
     def pop(self, page: int) -> None:
         """Remove the state after this page, if there is one."""
         if found := self._states.pop(page, None):
-            run = found[0].run
-            pages = self._runs[run][1]
+            start = found[0].extent_start
+            pages = self._extents[start][1]
             del pages[bisect_left(pages, page)]
             if not pages:
-                del self._runs[run]
+                del self._extents[start]
 
     def values(self) -> list[T]:
         """Return all states."""
         return [state for _, state in self._states.values()]
 
-    def deepest_first(self, runs: tuple[Run, ...], limit: int) -> Iterator[tuple[int, T]]:
+    def deepest_first(self, extents: tuple[Extent, ...], limit: int) -> Iterator[tuple[int, T]]:
         """Yield (depth in pages, state) of a prompt's states within its first ``limit`` pages, deepest first."""
-        known = self._runs
-        for start, pages in reversed(runs):
+        known = self._extents
+        for start, pages in reversed(extents):
             if start in known:
                 before, found = known[start]
                 end = bisect_left(found, start + min(pages, limit - before))
                 for page in reversed(found[:end]):
                     yield before + page - start + 1, self._states[page][1]
 
-    def along(self, runs: tuple[Run, ...]) -> list[tuple[Place, T]]:
-        """Return the places and states after any page of these runs, which may begin anywhere on a path."""
-        return [self._states[page] for start, pages in runs for page in self._states.irange(start, start + pages - 1)]
+    def along(self, extents: tuple[Extent, ...]) -> list[tuple[Place, T]]:
+        """Return the places and states after any page of these extents, which may begin anywhere on a path."""
+        return [self._states[page] for start, pages in extents for page in self._states.irange(start, start + pages - 1)]
 
 
 class DetachedStates:
@@ -149,9 +149,9 @@ class DetachedStates:
         self._recency[page] = None
         self._recency.move_to_end(page)
 
-    def longest(self, runs: tuple[Run, ...], limit: int) -> tuple[int, int] | None:
+    def longest(self, extents: tuple[Extent, ...], limit: int) -> tuple[int, int] | None:
         """Return (depth in pages, page) of the prompt's deepest state within its first ``limit`` pages, or None."""
-        return next(self._index.deepest_first(runs, limit), None)
+        return next(self._index.deepest_first(extents, limit), None)
 
     def clear(self) -> None:
         """Drop all states."""
@@ -181,7 +181,7 @@ class CheckpointCounts:
 class StateStore:
     """The states in a residency's tiers: the tiers of the KV cache or, if states have their own memory, tiers of states only.
 
-    A state is a leaf of the tree's root (``Node.is_state``) that takes ``units`` slots of a tier, all or none. Its single run
+    A state is a leaf of the tree's root (``Node.is_state``) that takes ``units`` slots of a tier, all or none. Its single extent
     has a negative start, so no prompt matches it. Its copies, pins and transfers work like those of any node.
     """
 
@@ -228,13 +228,13 @@ class StateStore:
         assert node is not None
         return node.slots[self.gpu.index]
 
-    def deepest(self, runs: tuple[Run, ...], limit: int, *, on_gpu: bool = False) -> tuple[int, Node] | None:
+    def deepest(self, extents: tuple[Extent, ...], limit: int, *, on_gpu: bool = False) -> tuple[int, Node] | None:
         """Return (depth in pages, state) of the prompt's deepest usable state within its first ``limit`` pages, or None.
 
         With ``on_gpu``, states that would have to be loaded are not usable.
         """
         gone, found = [], None
-        for depth, node in self.index.deepest_first(runs, limit):
+        for depth, node in self.index.deepest_first(extents, limit):
             if node.state[GPU] == READY or not on_gpu and self.is_usable(node):
                 found = depth, node
                 break
@@ -260,11 +260,11 @@ class StateStore:
             self.join_to(node, end)
         if node is not None and node.state[GPU] != ABSENT:
             if node.state[GPU] == LEAVING:
-                self._eviction.stay(node, gpu, now)
+                self._eviction.revive(node, gpu, now)
             self._use(node, now)
             return slots
         if slots is None:
-            if not self._eviction.make_room(gpu, self.units, now) or gpu.pool.free - gpu.promised_pages < self.units:
+            if not self._eviction.make_room(gpu, self.units, now) or gpu.pool.free - gpu.reserved_pages < self.units:
                 self.counts.no_room += 1
                 return None
             slots = residency.take(gpu, self.units)
@@ -289,7 +289,7 @@ class StateStore:
     def adopt(self, state: Node, end: Node | None) -> None:
         """Index a state that was added to the tree, and link it with the node that ends where it was saved."""
         page = self.page_of(state)
-        self.index.put(Place(page, state.depth + state.pages, page if end is None else first_of_run(end)), state)
+        self.index.put(Place(page, state.depth + state.pages, page if end is None else first_of_extent(end)), state)
         self._arrived += 1
         if end is not None:
             self.join_to(state, end)
@@ -314,7 +314,7 @@ class StateStore:
     def pin(self, node: Node, now: float) -> Tier:
         """Pin a usable state in the tier that it will be read from. Returns that tier. A state that is leaving stays."""
         if node.state[GPU] == LEAVING:
-            self._eviction.stay(node, self.gpu, now)
+            self._eviction.revive(node, self.gpu, now)
             self.residency.counts.revived_pages += node.pages
         tier = next(tier for tier in self.tiers if node.state[tier.index] == READY)
         self.residency.pin(node, tier)
@@ -339,7 +339,7 @@ class StateStore:
         if between is not None:
             if not self._eviction.make_room(between, self.units, now):
                 return []
-            residency.promise_copy(node, between)
+            residency.reserve_copy(node, between)
             before = self._under_way.flush()
             read = [self._under_way.start(Transfer(between.edge_to(source.tier), [node], goes_down=False))]
         residency.add_copy(node, self.gpu, INCOMING, slots)
@@ -347,9 +347,9 @@ class StateStore:
         load.begun = not read
         return [*before, *read, self._under_way.start(load)]
 
-    def keep_recent(self, runs: tuple[Run, ...], depth: int, limit: int) -> None:
+    def keep_recent(self, extents: tuple[Extent, ...], depth: int, limit: int) -> None:
         """Keep only the ``limit`` most recently used of the path's states within its first ``depth`` pages."""
-        states = [node for _, node in self.index.deepest_first(runs, depth) if any(node.state)]
+        states = [node for _, node in self.index.deepest_first(extents, depth) if any(node.state)]
         states.sort(key=lambda node: node.last_used)
         for node in states[: max(0, len(states) - limit)]:
             for tier in self.tiers:
@@ -362,4 +362,4 @@ class StateStore:
 
 
 STRIDE = 1 << 32
-"""Distance between the starts of two states' runs; more slots than any state takes."""
+"""Distance between the starts of two states' extents; more slots than any state takes."""

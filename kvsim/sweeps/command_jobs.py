@@ -22,7 +22,7 @@ class SweepJob(NamedTuple):
 
     group: str
     """The sweep's name."""
-    said: str
+    varied: str
     """The overrides that distinguish the job from the others."""
     is_alone: bool
     """Whether no other job runs at the same time."""
@@ -60,15 +60,15 @@ class CommandJobs:
         """Run a job and print how it ended. Returns its objectives; None for a failed job and where none are set."""
         if self.settings.fail_fast and any(self.folder.glob("*/error.json")):
             return None
-        own = self.lacking.left_out(overrides)
-        about = SweepJob(self.folder.name, of_interest(own, self.swept), self.is_alone)
-        line = shlex.join(["kvsim", self.command, *self.flags, *(word for word in own if not word.startswith("sweep."))])
-        job = Job(number=number, overrides=own, plan=lambda: self.plan(own, compositions))
+        given = self.lacking.left_out(overrides)
+        about = SweepJob(self.folder.name, of_interest(given, self.swept), self.is_alone)
+        line = shlex.join(["kvsim", self.command, *self.flags, *(word for word in given if not word.startswith("sweep."))])
+        job = Job(number=number, overrides=given, plan=lambda: self.plan(given, compositions))
         ended = run_job(self.folder, self.command, job, lambda plan: self.run(plan, line, about))
         if ended.failure is not None:
-            print(failure_line(ended.name, ended.failure, about.said), file=sys.stderr, flush=True)
+            print(failure_line(ended.name, ended.failure, about.varied), file=sys.stderr, flush=True)
         elif ended.is_earlier:
-            tell(f"job {ended.name}  {about.said}  finished before")
+            tell(f"job {ended.name}  {about.varied}  finished before")
         return ended.objective
 
     def plan(self, overrides: Sequence[str], compositions: Compositions) -> Plan:
@@ -85,10 +85,10 @@ def tell(line: str) -> None:
         raise OutputLost(error) from error
 
 
-def failure_line(name: str, record: dict[str, Any], said: str) -> str:
+def failure_line(name: str, record: dict[str, Any], overrides: str) -> str:
     """The line that reports a failed job."""
     more = f", traceback in {name}/error.json" if "traceback" in record else ""
-    return f"kvsim: job {name} failed: {record['error']} ({said}{more})"
+    return f"kvsim: job {name} failed: {record['error']} ({overrides}{more})"
 
 
 def of_interest(overrides: Sequence[str], swept: Sequence[str]) -> str:

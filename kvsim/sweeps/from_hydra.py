@@ -109,7 +109,7 @@ class FailureWatch(threading.Thread):
         super().__init__(daemon=True)
         self.folder, self.swept = folder, swept
         self.is_over = threading.Event()
-        self.said: set[Path] = set()
+        self.reported: set[Path] = set()
 
     def run(self) -> None:
         while not self.is_over.wait(WATCH_S):
@@ -117,11 +117,11 @@ class FailureWatch(threading.Thread):
 
     def say(self) -> None:
         """Report new failures."""
-        for path in sorted(set(self.folder.glob("*/error.json")) - self.said):
-            self.said.add(path)
+        for path in sorted(set(self.folder.glob("*/error.json")) - self.reported):
+            self.reported.add(path)
             record = read_failure(path.parent)
-            said = of_interest(record["overrides"], self.swept)
-            print(failure_line(path.parent.name, record, said), file=sys.stderr, flush=True)
+            varied = of_interest(record["overrides"], self.swept)
+            print(failure_line(path.parent.name, record, varied), file=sys.stderr, flush=True)
 
     def stop(self) -> None:
         """Stop after a last check."""

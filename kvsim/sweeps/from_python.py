@@ -52,7 +52,7 @@ class Settings:
         return Arguments(self.overrides, self.objects)
 
     @property
-    def told(self) -> list[str]:
+    def texts(self) -> list[str]:
         """Its overrides as text, those by objects included."""
         return [*self.overrides, *(f"{key}={policy!r}" for key, policy in self.objects.items())]
 
@@ -79,10 +79,10 @@ class SweepPlan:
         """Compose each value of each setting once, before any job runs. Returns the logger. Raises UsageError."""
         seen: set[str] = set()
         for job in self.jobs:
-            if not seen.issuperset(job.told):
+            if not seen.issuperset(job.texts):
                 check_overrides(job.overrides)
                 config = self.compositions.compose(composed(self.trace, job.arguments)).config
-                seen.update(job.told)
+                seen.update(job.texts)
         return construct(Logger, OmegaConf.to_container(config.logger, resolve=True), "logger")
 
     def record(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def run_one(folder: Path, command: str, trace: Trace, settings: Settings, compos
     line = None if settings.objects else shlex.join(["kvsim", command, *composed(trace, settings.arguments)])
     job = Job(
         number=settings.number,
-        overrides=settings.told,
+        overrides=settings.texts,
         plan=lambda: plan_for(command, trace, settings.arguments, compositions.compose),
         trace=trace,
         is_described=is_named,
@@ -221,7 +221,7 @@ def _packed(job: Settings) -> bytes:
             raise UsageError(
                 f"{key}={policy!r} cannot reach a worker process: {error}; define its class in a module, or leave out workers"
             ) from error
-    return pickle.dumps((job.number, job.overrides, objects, ", ".join(job.told[len(job.overrides) :])))
+    return pickle.dumps((job.number, job.overrides, objects, ", ".join(job.texts[len(job.overrides) :])))
 
 
 def _text(value: Any) -> str:

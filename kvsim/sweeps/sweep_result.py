@@ -53,15 +53,15 @@ class Sweep:
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         found = {run.name: run for run in read_runs([folder], damaged_fail=True)}
         self._runs = [failed(folder / name, failure) if failure else found[name] for name, failure in failures.items()]
-        self._told = Comparison(self._runs, by_run=True)
+        self._comparison = Comparison(self._runs, by_run=True)
         self.runs = [
             SweepRun(
                 name=run.name,
-                settings=dict(zip(self._told.keys, self._told.apart(place), strict=True)),
+                settings=dict(zip(self._comparison.keys, self._comparison.differing_values(place), strict=True)),
                 record=case.first,
                 folder=run.folder,
             )
-            for place, case in enumerate(self._told.cases)
+            for place, case in enumerate(self._comparison.cases)
             for run in case.runs
         ]
         """The finished runs."""
@@ -86,7 +86,7 @@ class Sweep:
         """
         from kvsim.report.comparison.sweep_picture import sweep_figure
 
-        return sweep_figure(self._told if "seed" in (x, color) else Comparison(self._runs), x, y, color)
+        return sweep_figure(self._comparison if "seed" in (x, color) else Comparison(self._runs), x, y, color)
 
     def save(self, folder: str | Path) -> None:
         """Copy all runs, ``sweep.csv`` and ``report.html`` to a new folder, as ``output=`` and the command write them.
@@ -127,7 +127,11 @@ class Sweep:
 
     def _line(self) -> str:
         failed = [f"{len(self.errors)} failed"] if self.errors else []
-        over = f"{len(self.runs)} runs over {', '.join(self._told.keys)}" if self._told.keys else f"{len(self.runs)} runs"
+        over = (
+            f"{len(self.runs)} runs over {', '.join(self._comparison.keys)}"
+            if self._comparison.keys
+            else f"{len(self.runs)} runs"
+        )
         known = [run for run in self.runs if run.record["hit_rate"] is not None]
         if not known:
             return ", ".join([over, *failed])

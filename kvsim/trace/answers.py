@@ -2,14 +2,14 @@
 
 from kvsim.bounds.reuse import next_uses
 from kvsim.core.request import Request
-from kvsim.pages.extents import append_run, split_runs
+from kvsim.pages.extents import append_extent, split_extents
 from kvsim.trace.blocks import BlockPages
 
 ANSWERS = ("none", "inferred", "unique")
 
 
 def infer_answers(requests: list[Request], page_tokens: int) -> None:
-    """Set ``output_runs`` of requests, given in order of arrival, from later prompts. The cost grows with runs, not pages.
+    """Set ``output_runs`` of requests, given in order of arrival, from later prompts. The cost grows with extents, not pages.
 
     The first later prompt that begins with all pages of a prompt and is longer is assumed to be the next turn of its
     conversation. The pages that follow there are then the rest of the prompt and its answer, up to all but the last token of
@@ -32,7 +32,7 @@ def infer_answers(requests: list[Request], page_tokens: int) -> None:
         following[index] = follower = requests[other] if is_longer else following[other]
         pages = (request.prompt_tokens + request.output_tokens - 1) // page_tokens - request.prompt_pages
         if follower is not None and pages > 0:
-            request.output_runs = split_runs(split_runs(follower.runs, request.prompt_pages)[1], pages)[0]
+            request.output_runs = split_extents(split_extents(follower.runs, request.prompt_pages)[1], pages)[0]
 
 
 def make_answer_unique(request: Request, pages: BlockPages) -> None:
@@ -42,7 +42,7 @@ def make_answer_unique(request: Request, pages: BlockPages) -> None:
     first = pages.reserve(total - shared)
     answer = total - request.prompt_pages
     request.output_runs = ((first + request.prompt_pages - shared, answer),) if answer else ()
-    path = list(split_runs(request.runs, shared)[0])
+    path = list(split_extents(request.runs, shared)[0])
     if total > shared:
-        append_run(path, first, total - shared)
+        append_extent(path, first, total - shared)
     request.own_path = tuple(path)

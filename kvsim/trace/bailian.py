@@ -40,13 +40,13 @@ class Bailian(HashedTrace):
         if chat in sessions:
             raise record.error(f"chat_id {shown(chat)} already belongs to an earlier line")
         session = sessions[chat] = sessions.get(parent, len(sessions))
-        prompt_tokens, runs, prompt_pages = self.read_prompt(record, pages)
+        prompt_tokens, extents, prompt_pages = self.read_prompt(record, pages)
         request = Request(
             index=0,
             arrival_s=record.number("timestamp"),
             prompt_tokens=prompt_tokens,
             output_tokens=record.tokens("output_length", self.max_tokens),
-            runs=runs,
+            runs=extents,
             prompt_pages=prompt_pages,
             session=session,
             turn=record.integer("turn", AT_LEAST_ONE) - 1,

@@ -11,7 +11,7 @@ import xxhash
 from kvsim.core.request import Request
 from kvsim.errors import TraceError, UsageError
 from kvsim.numbers import MOST_SECONDS, Real, Whole, check_settings, refusal
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 
 TAILS = ("full", "all")
 MAX_TOKENS = 1 << 24
@@ -53,7 +53,7 @@ class Trace:
 class TraceSource(ABC):
     """Reads or generates one trace. Its fields are its settings; ``__post_init__`` raises ValueError for a bad one.
 
-    Whatever the page size, the cost of loading grows with the runs of page ids, not with pages. Page ids are non-negative;
+    Whatever the page size, the cost of loading grows with the extents of page ids, not with pages. Page ids are non-negative;
     requests that share a page id share all pages before it. A request that waits for another (``after``) has the higher index.
     Page ids are the same in every process and do not depend on the settings in ``OF_ARRIVALS``.
     """
@@ -129,11 +129,11 @@ def update_with_file(content: xxhash.xxh3_128, path: str) -> None:
         raise TraceError(path, None, f"cannot be read: {error.strerror or error}") from None
 
 
-def name_pages(prompts: Iterable[tuple[Sequence[object], Iterable[Run]]], page_tokens: int) -> dict[int, str]:
-    """Return the text of each page, by page id; each prompt is given by its tokens and its runs of page ids."""
+def name_pages(prompts: Iterable[tuple[Sequence[object], Iterable[Extent]]], page_tokens: int) -> dict[int, str]:
+    """Return the text of each page, by page id; each prompt is given by its tokens and its extents of page ids."""
     names: dict[int, str] = {}
-    for tokens, runs in prompts:
-        pages = [start + at for start, length in runs for at in range(length)]
+    for tokens, extents in prompts:
+        pages = [start + at for start, length in extents for at in range(length)]
         for at, page in enumerate(pages):
             names.setdefault(page, " ".join(map(str, tokens[at * page_tokens : (at + 1) * page_tokens])))
     return names

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 
 from kvsim.errors import UsageError
-from kvsim.pages.extents import Run, every_last, split_runs
+from kvsim.pages.extents import Extent, every_last, split_extents
 from kvsim.trace.chain_index import ChainIndex
 
 
 class BlockPages:
-    """Assigns page ids to prompts whose blocks of ``block_tokens`` tokens have ids, run by run.
+    """Assigns page ids to prompts whose blocks of ``block_tokens`` tokens have ids, extent by extent.
 
     Block ids are first re-keyed so that they are chained and new ids are consecutive. If a block has f pages, block b becomes
     pages b * f ... b * f + f - 1. If a page has f blocks, the page is identified by its last block and re-keyed. Equal block
@@ -27,20 +27,20 @@ class BlockPages:
         self._blocks = ChainIndex()
         self._pages = ChainIndex()
 
-    def lookup(self, blocks: Iterable[Run], tokens: int, scope: int = 0) -> tuple[tuple[Run, ...], int]:
-        """Return the pages of a prompt as normalised runs, and their number.
+    def lookup(self, blocks: Iterable[Extent], tokens: int, scope: int = 0) -> tuple[tuple[Extent, ...], int]:
+        """Return the pages of a prompt as normalised extents, and their number.
 
-        ``tokens`` is the number of prompt tokens covered by block ids; ``blocks`` are runs of raw block ids for at least these.
+        ``tokens`` is the number of tokens covered by block ids; ``blocks`` has raw block ids for at least these, in extents.
         """
         pages = (tokens + self._partial_tail * (self.page_tokens - 1)) // self.page_tokens
         needed = -(-min(tokens, pages * self.page_tokens) // self.block_tokens)
-        chained = self._blocks.lookup(split_runs(tuple(blocks), needed)[0], scope)
+        chained = self._blocks.lookup(split_extents(tuple(blocks), needed)[0], scope)
         if self.page_tokens == self.block_tokens:
             return chained, pages
         if self.page_tokens < self.block_tokens:
             share = self.block_tokens // self.page_tokens
             finer = tuple((start * share, length * share) for start, length in chained)
-            return split_runs(finer, pages)[0], pages
+            return split_extents(finer, pages)[0], pages
         last_blocks = every_last(chained, self.page_tokens // self.block_tokens)
         return self._pages.lookup(last_blocks, scope), pages
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable
 
-from kvsim.pages.extents import Run, append_run
+from kvsim.pages.extents import Extent, append_extent
 
 
 class ChainIndex:
     """Assigns page ids to sequences of foreign ids that do not identify their prefix, or do so only within a scope.
 
     Two sequences of one scope get equal page ids exactly for their common prefix; sequences of different scopes share no page
-    ids. New page ids are consecutive. Foreign ids may come in any order; the work grows with the runs of input and output, not
+    ids. New page ids are consecutive. Foreign ids may come in any order; the work grows with the extents of input and output, not
     with pages.
 
     A segment is a stretch of a path in which foreign ids and page ids increase together. The successor of a page is either the
@@ -21,9 +21,9 @@ class ChainIndex:
         """Number of page ids assigned so far."""
         self._branches: dict[tuple[int, int], list[int]] = {}
 
-    def lookup(self, foreign: Iterable[Run], scope: int = 0) -> tuple[Run, ...]:
-        """Return the page ids of a sequence of foreign ids, both as runs, the result normalised; ``scope`` is 0 or more."""
-        runs: list[Run] = []
+    def lookup(self, foreign: Iterable[Extent], scope: int = 0) -> tuple[Extent, ...]:
+        """Return the page ids of a sequence of foreign ids, both as extents, the result normalised; ``scope`` is 0 or more."""
+        extents: list[Extent] = []
         segment = [0, 0, -scope]  # foreign id of its first page, pages, page id of its first page
         depth = 0  # pages of the segment already passed; the root is an empty segment before id -scope
         for start, pages in foreign:
@@ -31,9 +31,9 @@ class ChainIndex:
                 if depth == segment[1] or segment[0] + depth != start:
                     segment, depth = self._branch(segment, depth, start, pages)
                 step = min(pages, segment[1] - depth)
-                append_run(runs, segment[2] + depth, step)
+                append_extent(extents, segment[2] + depth, step)
                 depth, start, pages = depth + step, start + step, pages - step
-        return tuple(runs)
+        return tuple(extents)
 
     def reserve(self, pages: int) -> int:
         """Assign ``pages`` consecutive page ids that no sequence has, and return the first."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kvsim.core.request import Request
 from kvsim.errors import UsageError
 from kvsim.numbers import SECONDS, Whole, refusal
-from kvsim.pages.extents import Run, count_pages
+from kvsim.pages.extents import Extent, count_pages
 from kvsim.trace.base import MAX_TOKENS
 
 PAGES = Whole()
@@ -50,5 +50,5 @@ def _problem_of_place(request: Request, index: int, arrival_s: float) -> str:
     return ""
 
 
-def _are_pages(runs: Sequence[Run]) -> bool:
-    return all(PAGES.holds(start) and PAGES.holds(start + pages) and pages > 0 for start, pages in runs)
+def _are_pages(extents: Sequence[Extent]) -> bool:
+    return all(PAGES.holds(start) and PAGES.holds(start + pages) and pages > 0 for start, pages in extents)

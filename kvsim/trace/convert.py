@@ -9,12 +9,12 @@ from msgspec.json import Encoder
 
 from kvsim.core.request import Request
 from kvsim.errors import UsageError
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 from kvsim.trace.base import Trace
 
 
 def as_lines(trace: Trace, *, packed: bool) -> Iterator[bytes]:
-    """Yield the lines of a trace whose pages become blocks; ``packed`` writes runs of ids instead of ids.
+    """Yield the lines of a trace whose pages become blocks; ``packed`` writes extents of ids instead of ids.
 
     The id of a block is a number in the order in which blocks first appear, and tenants and sessions are numbered in the same
     way: nothing that is written depends on what a prompt contains, except what it shares with others. A trace whose requests all
@@ -69,17 +69,17 @@ def _described(request: Request, tenants: dict[str, int], turns: dict[int, int],
     }
     fields |= {name: value for name, value in optional.items() if value}
     if request.output_runs is not None:
-        answers = [_ids(runs) for runs in (request.output_runs, *request.sample_output_runs)]
+        answers = [_ids(extents) for extents in (request.output_runs, *request.sample_output_runs)]
         fields["output_hash_ids"] = answers if request.samples > 1 else answers[0]
     return fields
 
 
-def _ids(runs: tuple[Run, ...]) -> list[int]:
-    return [page for start, pages in runs for page in range(start, start + pages)]
+def _ids(extents: tuple[Extent, ...]) -> list[int]:
+    return [page for start, pages in extents for page in range(start, start + pages)]
 
 
-def _packed(runs: tuple[Run, ...]) -> list[int]:
-    return [number for run in runs for number in run]
+def _packed(extents: tuple[Extent, ...]) -> list[int]:
+    return [number for extent in extents for number in extent]
 
 
 def _milliseconds(seconds: float) -> float | int:

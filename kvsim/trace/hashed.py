@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from kvsim.core.request import Request
 from kvsim.numbers import Whole, check_settings
-from kvsim.pages.extents import Run, count_pages
+from kvsim.pages.extents import Extent, count_pages
 from kvsim.trace.answers import ANSWERS, infer_answers, make_answer_unique
 from kvsim.trace.base import TAILS, Trace, check_choice, in_order_of_arrival, refuse_bigram
 from kvsim.trace.blocks import BlockPages
@@ -47,8 +47,8 @@ class HashedTrace(FileTrace):
         """Return the index that assigns page ids to prompts. Raises UsageError for a page size that does not fit the blocks."""
         return BlockPages(self.block_tokens, page_tokens, partial_tail=self.tail == "all")
 
-    def read_prompt(self, record: Record, pages: BlockPages, scope: int = 0) -> tuple[int, tuple[Run, ...], int]:
-        """Return the prompt of a line: its number of tokens, its pages as runs, and its number of pages.
+    def read_prompt(self, record: Record, pages: BlockPages, scope: int = 0) -> tuple[int, tuple[Extent, ...], int]:
+        """Return the prompt of a line: its number of tokens, its pages as extents, and its number of pages.
 
         Prompts of different scopes share no page. Raises TraceError unless the number of ids matches the length.
         """
@@ -74,9 +74,9 @@ class HashedTrace(FileTrace):
             )
         return prompt_tokens
 
-    def blocks(self, record: Record) -> tuple[Run, ...]:
-        """Return the block ids of a line's prompt as runs."""
-        return record.id_runs(self.IDS)
+    def blocks(self, record: Record) -> tuple[Extent, ...]:
+        """Return the block ids of a line's prompt as extents."""
+        return record.id_extents(self.IDS)
 
     def _check_block_size(self, record: Record) -> None:
         """Raise TraceError if the line names another block size."""

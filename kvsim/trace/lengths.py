@@ -12,7 +12,7 @@ import numpy as np
 from kvsim.core.request import Request
 from kvsim.errors import TraceError
 from kvsim.numbers import Real, Whole, check_settings
-from kvsim.pages.extents import Run, append_run, count_pages, split_runs
+from kvsim.pages.extents import Extent, append_extent, count_pages, split_extents
 from kvsim.trace.base import Trace, check_page_tokens, in_order_of_arrival, refuse_bigram
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.file_trace import FileTrace
@@ -107,7 +107,7 @@ class Lengths(FileTrace):
         pages = BlockPages(1, page_tokens, partial_tail=False)
         sessions: dict[str | int, int] = {}
         turns: dict[int, list[int]] = {}
-        texts: list[tuple[Run, ...]] = []  # prompt and answer of each request, as runs of token numbers
+        texts: list[tuple[Extent, ...]] = []  # prompt and answer of each request, as extents of token numbers
         used = 0
         requests = []
         for number, (row, draw) in enumerate(zip(asked, np.random.default_rng(self.seed).random((len(asked), 2)), strict=True)):
@@ -128,7 +128,7 @@ class Lengths(FileTrace):
                     session=session,
                     turn=len(before),
                     kind=row.kind,
-                    output_runs=split_runs(whole, count_pages(prompt))[1],
+                    output_runs=split_extents(whole, count_pages(prompt))[1],
                 )
             )
             texts.append(text)
@@ -143,12 +143,12 @@ def _earlier(number: int, draw: np.ndarray, prefixes: float) -> int:
     return number - min(int((number + 1) ** draw[1]), number)
 
 
-def _continued(before: tuple[Run, ...], row: Asked, used: int) -> tuple[tuple[Run, ...], int]:
-    """Return prompt and answer as runs of token numbers, and how many numbers are used: a new one for each token of its own."""
-    text = list(split_runs(before, row.prompt_tokens)[0])
+def _continued(before: tuple[Extent, ...], row: Asked, used: int) -> tuple[tuple[Extent, ...], int]:
+    """Return prompt and answer as extents of token numbers, and how many numbers are used: one more for each token of its own."""
+    text = list(split_extents(before, row.prompt_tokens)[0])
     own = row.prompt_tokens + row.output_tokens - count_pages(text)
     if own:
-        append_run(text, used, own)
+        append_extent(text, used, own)
     return tuple(text), used + own
 
 

@@ -9,11 +9,11 @@ from typing import ClassVar
 
 from kvsim.core.request import Request
 from kvsim.numbers import Whole, check_settings
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 from kvsim.trace.base import OF_MAX_TOKENS, Trace
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.hashed import HashedTrace
-from kvsim.trace.records import Record, runs_of
+from kvsim.trace.records import Record, extents_of
 
 
 @dataclass(kw_only=True)
@@ -59,21 +59,21 @@ class LMCache(HashedTrace):
         """Return the request of a line; ``models`` are the numbers of the models seen so far."""
         model = record.name("model_name") if record.has("model_name") else ""
         scope = models.setdefault(model, len(models))
-        prompt_tokens, runs, prompt_pages = self.read_prompt(record, pages, scope)
+        prompt_tokens, extents, prompt_pages = self.read_prompt(record, pages, scope)
         request = Request(
             index=0,
             arrival_s=record.number("timestamp"),
             prompt_tokens=prompt_tokens,
             output_tokens=self.output_tokens,
-            runs=runs,
+            runs=extents,
             prompt_pages=prompt_pages,
             kind=str(model),
         )
         return self.with_answer(request, pages)
 
-    def blocks(self, record: Record) -> tuple[Run, ...]:
+    def blocks(self, record: Record) -> tuple[Extent, ...]:
         hashes = record.items(self.IDS)
         try:
-            return runs_of([int(value, 16) for value in hashes])
+            return extents_of([int(value, 16) for value in hashes])
         except (ValueError, TypeError):
             raise record.error(f"{self.IDS} must be a list of hexadecimal texts, such as 0x1f") from None

@@ -8,12 +8,12 @@ from functools import partial
 from itertools import chain
 
 from kvsim.core.request import Request
-from kvsim.pages.extents import Run, count_pages, split_runs
+from kvsim.pages.extents import Extent, count_pages, split_extents
 from kvsim.trace.base import Trace, check_choice, check_page_tokens
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.deltas import Deltas
 from kvsim.trace.hashed import HashedTrace
-from kvsim.trace.records import AT_LEAST_ONE, SIGNED, Record, runs_of, shown
+from kvsim.trace.records import AT_LEAST_ONE, SIGNED, Record, extents_of, shown
 from kvsim.trace.resets import read_requests
 from kvsim.trace.timetable import Place, TimedTrace, Timetable
 
@@ -86,7 +86,7 @@ class Mooncake(HashedTrace, TimedTrace):
         prompt = deltas.prompt(place.session, blocks, added_tokens, self._output_tokens(record))
         if prompt.tokens > self.max_tokens:
             raise record.too_long("the prompt, with the turns before it,", prompt.tokens, self.max_tokens)
-        request = self._described(record, place, prompt.tokens, prompt.runs, prompt.pages)
+        request = self._described(record, place, prompt.tokens, prompt.extents, prompt.pages)
         request.output_runs = prompt.output_runs
         return request
 
@@ -104,7 +104,9 @@ class Mooncake(HashedTrace, TimedTrace):
             raise record.error(f"n is {request.samples}, but answers=unique knows one answer to each prompt: set answers=none")
         return self.with_answer(request, pages)
 
-    def _described(self, record: Record, place: Place, prompt_tokens: int, runs: tuple[Run, ...], prompt_pages: int) -> Request:
+    def _described(
+        self, record: Record, place: Place, prompt_tokens: int, extents: tuple[Extent, ...], prompt_pages: int
+    ) -> Request:
         """Return a request with this prompt and the other fields of its line."""
         if record.has("context_mode") and record.fields["context_mode"] != CONTEXT_MODES[self.turns]:
             mode = record.fields["context_mode"]
@@ -117,7 +119,7 @@ class Mooncake(HashedTrace, TimedTrace):
             index=0,
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
-            runs=runs,
+            runs=extents,
             prompt_pages=prompt_pages,
             priority=record.integer("priority", SIGNED) if record.has("priority") else 0,
             samples=record.samples(self.max_tokens, output_tokens),
@@ -141,10 +143,10 @@ class Mooncake(HashedTrace, TimedTrace):
         for answer in answers:
             if len(answer) > most:
                 raise record.error(f"{ANSWER} has {len(answer)} ids, but the answer completes {most} blocks")
-            path = (*split_runs(record.id_runs(self.IDS), full)[0], *runs_of(answer))
+            path = (*split_extents(record.id_extents(self.IDS), full)[0], *extents_of(answer))
             tokens = count_pages(path) * self.block_tokens
             whole, _ = pages.lookup(path, tokens - tokens % pages.page_tokens)
-            paths.append(split_runs(whole, request.prompt_tokens // pages.page_tokens)[1])
+            paths.append(split_extents(whole, request.prompt_tokens // pages.page_tokens)[1])
         request.output_runs, request.sample_output_runs = paths[0], tuple(paths[1:])
 
     def _output_tokens(self, record: Record) -> int:

@@ -13,7 +13,7 @@ from kvsim.errors import UsageError
 from kvsim.files.locking import Lock
 from kvsim.files.writing import replacing
 from kvsim.trace.convert import compressed
-from kvsim.trace.records import runs_of
+from kvsim.trace.records import extents_of
 
 MOONCAKE = "https://raw.githubusercontent.com/kvcache-ai/Mooncake/9fbd622256e7a26aeea9f038e316eeb58203c102/FAST25-release"
 BAILIAN = (
@@ -242,14 +242,14 @@ def _joined(archive: Path, out: Path, pattern: str) -> Path:
 
 
 def _packed(fields: Any) -> Any:
-    """Return a session of WEKA's with runs of ids instead of ids."""
+    """Return a session of WEKA's with extents of ids instead of ids."""
     if isinstance(fields, list):
         return [_packed(item) for item in fields]
     if not isinstance(fields, dict):
         return fields
     ids = fields.pop("hash_ids", None)
     packed = {name: _packed(value) if name == "requests" else value for name, value in fields.items()}
-    return packed if ids is None else packed | {"hash_ids_rle": [number for run in runs_of(ids) for number in run]}
+    return packed if ids is None else packed | {"hash_ids_rle": [number for extent in extents_of(ids) for number in extent]}
 
 
 def _first_line(error: Exception) -> str:

@@ -11,7 +11,7 @@ from msgspec.json import Decoder
 from kvsim.errors import TraceError
 from kvsim.numbers import LONGEST_TEXT, MOST_SECONDS, SECONDS, Real, Whole
 from kvsim.numbers import shown as shown_number
-from kvsim.pages.extents import Run, append_run
+from kvsim.pages.extents import Extent, append_extent
 from kvsim.trace.arrays import Elements
 from kvsim.trace.files import TraceFile, open_trace
 
@@ -110,18 +110,18 @@ class Record:
             return values
         raise self._wrong(key, "a list of non-negative integers")
 
-    def id_runs(self, key: str) -> tuple[Run, ...]:
-        """Return a list of ids as normalised runs: ``key``, or ``key_rle`` with a first id and a length for each run."""
+    def id_extents(self, key: str) -> tuple[Extent, ...]:
+        """Return a list of ids as normalised extents: ``key``, or ``key_rle`` with a first id and a length for each extent."""
         packed = f"{key}_rle"
         if not self.has(packed):
-            return runs_of(self.integers(key))
+            return extents_of(self.integers(key))
         flat = self.integers(packed)
         if len(flat) % 2 or 0 in flat[1::2]:
             raise self.error(f"{packed} must contain pairs of a first id and a length of at least 1")
-        runs: list[Run] = []
+        extents: list[Extent] = []
         for start, length in zip(flat[::2], flat[1::2], strict=True):
-            append_run(runs, start, length)
-        return tuple(runs)
+            append_extent(extents, start, length)
+        return tuple(extents)
 
     def integer_lists(self, key: str) -> list[list[int]]:
         """Return a field that must be a list of lists of non-negative integers."""
@@ -268,7 +268,7 @@ def shown(value: object) -> str:
     return text
 
 
-def runs_of(ids: list[int]) -> tuple[Run, ...]:
-    """Convert a list of ids to normalised runs."""
+def extents_of(ids: list[int]) -> tuple[Extent, ...]:
+    """Convert a list of ids to normalised extents."""
     cuts = [i for i, (left, right) in enumerate(pairwise(ids), 1) if right != left + 1]
     return tuple((ids[start], stop - start) for start, stop in pairwise([0, *cuts, len(ids)]) if stop > start)

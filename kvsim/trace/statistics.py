@@ -117,7 +117,7 @@ class ReuseStatistics(NamedTuple):
 
 
 def reuse_statistics(trace: Trace) -> ReuseStatistics:
-    """Return how the pages of a trace are reused; each use after the first is a reuse. The cost grows with runs, not pages."""
+    """Return how the pages of a trace are reused; each use after the first is a reuse. The cost grows with extents, not pages."""
     requests = trace.requests
     uses, first = previous_uses([request.runs for request in requests])
     curve = LruCurve(requests, trace.page_tokens, recompute_last_token=False)
@@ -136,13 +136,13 @@ def reuse_statistics(trace: Trace) -> ReuseStatistics:
 def uses_by_page(requests: Sequence[Request], cuts: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return how many requests use each page: starts and ends (exclusive) of stretches of page ids, and the count of each.
 
-    A new stretch begins where a run begins or ends, so the count is constant within it, and at each of ``cuts``.
+    A new stretch begins where an extent begins or ends, so the count is constant within it, and at each of ``cuts``.
     """
-    runs = np.array([run for request in requests for run in request.runs], dtype=np.int64).reshape(-1, 2)
-    ends = runs[:, 0] + runs[:, 1]
-    edges, place = np.unique(np.concatenate((runs[:, 0], ends, np.asarray(cuts, dtype=np.int64))), return_inverse=True)
-    change = np.bincount(place[: len(runs)], minlength=len(edges)) - np.bincount(
-        place[len(runs) : 2 * len(runs)], minlength=len(edges)
+    extents = np.array([extent for request in requests for extent in request.runs], dtype=np.int64).reshape(-1, 2)
+    ends = extents[:, 0] + extents[:, 1]
+    edges, place = np.unique(np.concatenate((extents[:, 0], ends, np.asarray(cuts, dtype=np.int64))), return_inverse=True)
+    change = np.bincount(place[: len(extents)], minlength=len(edges)) - np.bincount(
+        place[len(extents) : 2 * len(extents)], minlength=len(edges)
     )
     uses = np.cumsum(change)[:-1]
     used = uses > 0
@@ -160,11 +160,11 @@ def _user_classes(requests: Sequence[Request]) -> list[UserClass]:
 
 
 def _top_prefixes(requests: Sequence[Request], first: FirstUses) -> list[Prefix]:
-    """Return the prefixes with the most reuses. A stretch within one run of first uses is on one path, at a known depth."""
+    """Return the prefixes with the most reuses. A stretch within one extent of first uses is on one path, at a known depth."""
     starts, stops, uses = uses_by_page(requests, first.start.tolist())
     order = np.argsort(first.start)
-    run = order[np.searchsorted(first.start[order], starts, side="right") - 1]
-    ends = first.depth[run] + stops - first.start[run]
+    extent = order[np.searchsorted(first.start[order], starts, side="right") - 1]
+    ends = first.depth[extent] + stops - first.start[extent]
     reused = (uses - 1) * (stops - starts)
     best = np.lexsort((ends, -reused))[:TOP_PREFIXES]
     return [Prefix(int(ends[i]), int(uses[i]), int(reused[i])) for i in best if reused[i]]
@@ -188,7 +188,7 @@ def _working_sets(requests: Sequence[Request], uses: Uses, first: FirstUses) -> 
 
 
 def unlimited_hit_pages(requests: Iterable[Request]) -> list[int]:
-    """Return the number of pages of each prompt that an earlier request has, run by run."""
+    """Return the number of pages of each prompt that an earlier request has, extent by extent."""
     seen = Stretches()
     hits = []
     for request in requests:

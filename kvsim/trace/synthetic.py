@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsim.core.request import Request
 from kvsim.numbers import SECONDS, Real, Whole, check_number, check_settings
-from kvsim.pages.extents import Run, append_run, count_pages, split_runs
+from kvsim.pages.extents import Extent, append_extent, count_pages, split_extents
 from kvsim.trace.base import OF_MAX_TOKENS, TAILS, Trace, TraceSource, check_choice, check_page_tokens, in_order_of_arrival
 from kvsim.trace.blocks import BlockPages
 
@@ -68,10 +68,10 @@ def default_mix() -> dict[str, Kind]:
 
 
 class Turn(NamedTuple):
-    """One request: prompt and answer as runs of token names, and the pause after the answer."""
+    """One request: prompt and answer as extents of token names, and the pause after the answer."""
 
-    prompt: tuple[Run, ...]
-    answer: Run
+    prompt: tuple[Extent, ...]
+    answer: Extent
     pause_s: float
 
     @property
@@ -160,21 +160,21 @@ class Synthetic(TraceSource):
         arrival_s, delay_s = begin_s / self.rate, 0.0
         for number, turn in enumerate(turns):
             prompt_tokens = count_pages(turn.prompt)
-            runs, prompt_pages = self._lookup(pages, turn.prompt, prompt_tokens)
+            extents, prompt_pages = self._lookup(pages, turn.prompt, prompt_tokens)
             requests.append(
                 Request(
                     index=0,
                     arrival_s=arrival_s,
                     prompt_tokens=prompt_tokens,
                     output_tokens=turn.answer_tokens,
-                    runs=runs,
+                    runs=extents,
                     prompt_pages=prompt_pages,
                     after=len(requests) - 1 if closed and number else -1,
                     delay_s=delay_s if closed else 0.0,
                     session=session,
                     turn=number,
                     kind=kind,
-                    output_runs=self._output_runs(pages, turn, prompt_tokens),
+                    output_runs=self._output_extents(pages, turn, prompt_tokens),
                     bigram=self.bigram,
                 )
             )
@@ -182,7 +182,7 @@ class Synthetic(TraceSource):
             between_s = turn.answer_tokens * self.answer_s_per_token + turn.pause_s
             arrival_s += between_s if closed else between_s / self.rate
 
-    def _lookup(self, pages: BlockPages, tokens: Sequence[Run], count: int) -> tuple[tuple[Run, ...], int]:
+    def _lookup(self, pages: BlockPages, tokens: Sequence[Extent], count: int) -> tuple[tuple[Extent, ...], int]:
         """Return the pages of a prompt of ``count`` tokens, and their number.
 
         With ``bigram``, a page is known by the tokens up to the one after it, so the tokens from the second one on are cut into
@@ -190,19 +190,19 @@ class Synthetic(TraceSource):
         """
         if not self.bigram:
             return pages.lookup(tokens, count)
-        return pages.lookup(split_runs(tuple(tokens), 1)[1], count - 1)
+        return pages.lookup(split_extents(tuple(tokens), 1)[1], count - 1)
 
-    def _output_runs(self, pages: BlockPages, turn: Turn, prompt_tokens: int) -> tuple[Run, ...]:
+    def _output_extents(self, pages: BlockPages, turn: Turn, prompt_tokens: int) -> tuple[Extent, ...]:
         """Return the pages that the answer completes; its last token has no KV."""
         whole = list(turn.prompt)
-        append_run(whole, *turn.answer)
+        append_extent(whole, *turn.answer)
         page_tokens, ahead = pages.page_tokens, int(self.bigram)
         full_tokens = (prompt_tokens + turn.answer_tokens - 1 - ahead) // page_tokens * page_tokens + ahead
-        return split_runs(self._lookup(pages, whole, full_tokens)[0], (prompt_tokens - ahead) // page_tokens)[1]
+        return split_extents(self._lookup(pages, whole, full_tokens)[0], (prompt_tokens - ahead) // page_tokens)[1]
 
 
 class Author:
-    """Generates the sessions of one trace. A text is a run of token names that no other text contains."""
+    """Generates the sessions of one trace. A text is an extent of token names that no other text contains."""
 
     def __init__(self, settings: Synthetic) -> None:
         self._settings = settings
@@ -227,22 +227,22 @@ class Author:
         kind, most = self._settings.mix[name], self._settings.max_prompt_tokens
         prompt = [self._system(name)]
         if kind.document_tokens:
-            append_run(prompt, *self._text(kind.document_tokens, most - count_pages(prompt) - 1))
+            append_extent(prompt, *self._text(kind.document_tokens, most - count_pages(prompt) - 1))
         for _ in range(self._random.geometric(1 / kind.turns)):
             opening = list(prompt)
-            append_run(prompt, *self._text(kind.message_tokens, most - count_pages(prompt)))
+            append_extent(prompt, *self._text(kind.message_tokens, most - count_pages(prompt)))
             answer = self._text(kind.answer_tokens, most)
             yield Turn(tuple(prompt), answer, float(self._random.exponential(kind.pause_s)))
-            append_run(prompt, *answer)
+            append_extent(prompt, *answer)
             prompt = prompt if kind.remembers else opening
             if count_pages(prompt) >= most:
                 return
 
-    def _system(self, name: str) -> Run:
+    def _system(self, name: str) -> Extent:
         ranks = 1 / np.arange(1, len(self._systems[name]) + 1)
         return self._systems[name][self._random.choice(len(ranks), p=ranks / ranks.sum())]
 
-    def _text(self, mean: int, most: int) -> Run:
+    def _text(self, mean: int, most: int) -> Extent:
         """Return a new text of ``mean`` tokens on average, with at least 1 and at most ``most`` tokens."""
         spread = self._settings.spread
         drawn = mean * exp(spread * self._random.standard_normal() - spread * spread / 2)

@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from kvsim.core.request import Request
-from kvsim.pages.extents import Run, split_runs
+from kvsim.pages.extents import Extent, split_extents
 from kvsim.trace.base import TAILS, Trace, check_choice, check_page_tokens, in_order_of_arrival, name_pages
 from kvsim.trace.file_trace import FileTrace
 from kvsim.trace.page_hasher import PageHasher, Span
@@ -85,7 +85,7 @@ class Tokens(FileTrace, TimedTrace):
         output_tokens = record.tokens("output_length", self.max_tokens)
         keys = self._keys(record, tokens, hasher)
         samples = record.samples(self.max_tokens, output_tokens)
-        output_runs = self._output_runs(record, samples, tokens, output_tokens, hasher, index)
+        output_runs = self._output_extents(record, samples, tokens, output_tokens, hasher, index)
         return Request(
             index=0,
             prompt_tokens=len(tokens),
@@ -103,9 +103,9 @@ class Tokens(FileTrace, TimedTrace):
             **place._asdict(),
         )
 
-    def _output_runs(
+    def _output_extents(
         self, record: Record, samples: int, tokens: list[int], output_tokens: int, hasher: PageHasher, index: PageIndex
-    ) -> tuple[tuple[Run, ...], ...]:
+    ) -> tuple[tuple[Extent, ...], ...]:
         """Return, for each sample, the pages that its answer completes; () if the file lacks the answers.
 
         The last token of an answer has no KV.
@@ -120,7 +120,7 @@ class Tokens(FileTrace, TimedTrace):
             if len(answer) != output_tokens:
                 raise record.error(f"output_token_ids has {len(answer)} tokens, but output_length is {output_tokens}")
             keys = self._keys(record, tokens + answer[:-1], hasher, tail="full")
-            paths.append(split_runs(index.lookup(keys), (len(tokens) - self.bigram) // hasher.page_tokens)[1])
+            paths.append(split_extents(index.lookup(keys), (len(tokens) - self.bigram) // hasher.page_tokens)[1])
         return tuple(paths)
 
     def _keys(self, record: Record, tokens: list[int], hasher: PageHasher, tail: str | None = None) -> list[int]:

@@ -116,20 +116,20 @@ class Weka(FileTrace):
 
     def _request(self, call: Call, pages: BlockPages, session: int, turn: int) -> Request:
         prompt_tokens = call.record.tokens("in", self.max_tokens, AT_LEAST_ONE)
-        blocks = call.record.id_runs("hash_ids")
+        blocks = call.record.id_extents("hash_ids")
         full = prompt_tokens // self.block_tokens
         if count_pages(blocks) != full:
             raise call.record.error(
                 f"a request has {count_pages(blocks)} block ids, but in={prompt_tokens} takes {full} full blocks of "
                 f"{self.block_tokens} tokens"
             )
-        runs, prompt_pages = pages.lookup(blocks, full * self.block_tokens, scope=session)
+        extents, prompt_pages = pages.lookup(blocks, full * self.block_tokens, scope=session)
         return Request(
             index=0,
             arrival_s=0.0,
             prompt_tokens=prompt_tokens,
             output_tokens=call.record.tokens("out", self.max_tokens),
-            runs=runs,
+            runs=extents,
             prompt_pages=prompt_pages,
             session=session,
             turn=turn,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvsim.core.request import Request
 from kvsim.numbers import Whole, check_settings
-from kvsim.pages.extents import Run, count_pages
+from kvsim.pages.extents import Extent, count_pages
 from kvsim.trace.base import OF_MAX_TOKENS, TAILS, Trace, TraceSource, check_choice, check_page_tokens, name_pages
 from kvsim.trace.page_hasher import PageHasher
 from kvsim.trace.page_index import PageIndex
@@ -36,19 +36,19 @@ class Words(TraceSource):
                 arrival_s=index / self.rate,
                 prompt_tokens=len(words),
                 output_tokens=self.output_tokens,
-                runs=runs,
-                prompt_pages=count_pages(runs),
+                runs=extents,
+                prompt_pages=count_pages(extents),
                 bigram=self.bigram,
             )
-            for index, (words, runs) in enumerate(self._prompts(page_tokens))
+            for index, (words, extents) in enumerate(self._prompts(page_tokens))
         ]
         return Trace(name="words", requests=requests, page_tokens=page_tokens, block_tokens=None)
 
     def page_names(self, page_tokens: int) -> dict[int, str]:
         return name_pages(self._prompts(page_tokens), page_tokens)
 
-    def _prompts(self, page_tokens: int) -> list[tuple[list[str], tuple[Run, ...]]]:
-        """Return the words of each prompt and its runs of page ids."""
+    def _prompts(self, page_tokens: int) -> list[tuple[list[str], tuple[Extent, ...]]]:
+        """Return the words of each prompt and its extents of page ids."""
         check_page_tokens(page_tokens)
         hasher, index = PageHasher(page_tokens, bigram=self.bigram), PageIndex()
         tokens: dict[str, int] = {}

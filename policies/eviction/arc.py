@@ -6,8 +6,8 @@ from typing import Final
 
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
-from kvsim.pages.extent_order import RunOrder
-from kvsim.pages.extents import Run
+from kvsim.pages.extent_order import ExtentOrder
+from kvsim.pages.extents import Extent
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.offload_order import ArcOffload, OffloadOrder
 from kvsim.policies.eviction.queues import Mark, QueueEviction, forget_beyond
@@ -32,20 +32,20 @@ class ARC(QueueEviction):
         super().bind(context)
         self.target_pages = 0.0
         """p, the pages that T1 should have."""
-        self.b1 = RunOrder()
-        self.b2 = RunOrder()
+        self.b1 = ExtentOrder()
+        self.b2 = ExtentOrder()
         """The value of a ghost is whether p has been adjusted for it; its page then is about to enter the tier."""
 
-    def expect(self, runs: tuple[Run, ...]) -> bool:
-        if not (self.b1.may_hold(runs) or self.b2.may_hold(runs)):
+    def expect(self, extents: tuple[Extent, ...]) -> bool:
+        if not (self.b1.may_hold(extents) or self.b2.may_hold(extents)):
             return False
-        found = [[(run, old) for run, old in ghosts.pieces(runs) if old is not None] for ghosts in (self.b1, self.b2)]
+        found = [[(extent, old) for extent, old in ghosts.pieces(extents) if old is not None] for ghosts in (self.b1, self.b2)]
         if not any(found):
             return False
         uncounted = [sum([pages for (_, pages), counted in here if not counted]) for here in found]
         self._adapt(*uncounted)
         for ghosts, here in zip((self.b1, self.b2), found, strict=True):
-            ghosts.append([run for run, _ in here], value=True)
+            ghosts.append([extent for extent, _ in here], value=True)
         return True
 
     def _adapt(self, of_b1: int, of_b2: int) -> None:
@@ -54,13 +54,13 @@ class ARC(QueueEviction):
         less = of_b2 * max(1.0, b1 / b2) if of_b2 else 0.0
         self.target_pages = min(max(self.target_pages + more - less, 0.0), self.capacity_pages)
 
-    def recall(self, runs: tuple[Run, ...]) -> list[tuple[int, bool | None]]:
-        self.expect(runs)
+    def recall(self, extents: tuple[Extent, ...]) -> list[tuple[int, bool | None]]:
+        self.expect(extents)
         parts: list[tuple[int, bool | None]] = []
-        for run, in_b1 in self.b1.pieces(runs):
-            parts += [(pages, ghost) for (_, pages), ghost in (self.b2.pieces((run,)) if in_b1 is None else [(run, in_b1)])]
-        self.b1.remove(runs)
-        self.b2.remove(runs)
+        for extent, in_b1 in self.b1.pieces(extents):
+            parts += [(pages, ghost) for (_, pages), ghost in (self.b2.pieces((extent,)) if in_b1 is None else [(extent, in_b1)])]
+        self.b1.remove(extents)
+        self.b2.remove(extents)
         return parts
 
     def enter(self, ghost: bool | None) -> Mark:
@@ -75,8 +75,8 @@ class ARC(QueueEviction):
     def use(self, mark: Mark) -> Mark:
         return AGAIN, self.clock, None
 
-    def remember(self, runs: tuple[Run, ...], mark: Mark) -> None:
-        (self.b1 if mark[0] == ONCE else self.b2).append(runs, value=False)
+    def remember(self, extents: tuple[Extent, ...], mark: Mark) -> None:
+        (self.b1 if mark[0] == ONCE else self.b2).append(extents, value=False)
 
     def choose(self) -> tuple[int, float] | None:
         surplus = self.sizes[ONCE] + self.left_pages - self.target_pages

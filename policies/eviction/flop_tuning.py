@@ -6,14 +6,14 @@ use 5, and 15 for one of three workloads; here it is 5. As in that code, the alp
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache
 from kvsim.core.tier import Tier
 from kvsim.core.tree import INCOMING, READY, Node
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 
@@ -27,7 +27,7 @@ class Piece(NamedTuple):
 
     parent: int
     """Position of the parent; -1 for the root."""
-    runs: tuple[Run, ...]
+    extents: tuple[Extent, ...]
     pages: int
     created: float
     last_used: float
@@ -130,14 +130,13 @@ def restore(pieces: list[Piece], cache: ServedCache) -> None:
     nodes: list[Node] = []
     for piece in pieces:
         parent = residency.tree.root if piece.parent < 0 else nodes[piece.parent]
-        node = residency.tree.add(parent, piece.runs, piece.pages, piece.created)
+        node = residency.tree.add(parent, piece.extents, piece.pages, piece.created)
         node.depth, node.last_used, node.hits = piece.depth, piece.last_used, piece.hits
-        node.is_state = piece.runs[0][0] < 0
+        node.is_state = piece.extents[0][0] < 0
         residency.add_copy(node, tier, INCOMING, tier.pool.take(piece.pages))
         nodes.append(node)
-    store: Any = getattr(cache, "states", None)  # a hybrid model's cache has one
     for node, piece in zip(nodes, pieces, strict=True):
         if node.is_state:
-            store.adopt(node, nodes[piece.partner] if piece.partner >= 0 else None)
+            cache.adopt_state(node, nodes[piece.partner] if piece.partner >= 0 else None)
     for node in nodes:
         residency.set_ready(node, tier, node.last_used)

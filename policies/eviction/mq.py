@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.numbers import Whole, check_settings
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.queues import Mark, QueueEviction, check_multiples
 
@@ -48,8 +48,8 @@ class MultiQueue(QueueEviction):
     def _mark(self, uses: int) -> Mark:
         return min(uses.bit_length(), self.queues) - 1, self.clock, uses
 
-    def remember(self, runs: tuple[Run, ...], mark: Mark) -> None:
-        self.ghosts.append(runs, value=mark[2])
+    def remember(self, extents: tuple[Extent, ...], mark: Mark) -> None:
+        self.ghosts.append(extents, value=mark[2])
 
     def choose(self) -> tuple[int, float] | None:
         life_time, heaps = self.life_time * self.queues, self.heaps

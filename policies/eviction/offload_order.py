@@ -1,16 +1,16 @@
 """Orders of single pages for vLLM's CPU offloading tier, where they take the place of eviction policies.
 
-Pages have no parents in that tier: any page may be stored or evicted. A request's pages are handled as runs.
+Pages have no parents in that tier: any page may be stored or evicted. A request's pages are handled as extents.
 """
 
 from abc import ABCMeta, abstractmethod
 from collections.abc import Iterable
 from math import frexp, ldexp, ulp
 
-from kvsim.pages.extent_order import RunOrder
-from kvsim.pages.extents import Run
+from kvsim.pages.extent_order import ExtentOrder
+from kvsim.pages.extents import Extent
 
-Seen = list[tuple[Run, bool]]
+Seen = list[tuple[Extent, bool]]
 """The part of a path that concerns the tier, head to tail: pages that were stored (True) or are to be stored (False)."""
 
 
@@ -23,7 +23,7 @@ class OffloadOrder(metaclass=ABCMeta):
         """Number of stored pages."""
 
     @abstractmethod
-    def find(self, runs: Iterable[Run]) -> Seen:
+    def find(self, extents: Iterable[Extent]) -> Seen:
         """Cut the whole path into stored (True) and missing (False) pieces."""
 
     @abstractmethod
@@ -31,7 +31,7 @@ class OffloadOrder(metaclass=ABCMeta):
         """Record the pages that a request uses and wants to store; whether these find room is not known yet."""
 
     @abstractmethod
-    def evict(self, pages: int, keep: list[Run]) -> None:
+    def evict(self, pages: int, keep: list[Extent]) -> None:
         """Evict exactly ``pages`` pages, none of ``keep``; the caller has checked that they exist."""
 
     @abstractmethod
@@ -47,26 +47,26 @@ class LruOffload(OffloadOrder):
     """LRU. A request's pages become the most recent when they are offered and again when it finishes, tail before head."""
 
     def __init__(self) -> None:
-        self.order = RunOrder()
+        self.order = ExtentOrder()
 
     @property
     def pages(self) -> int:
         return self.order.pages
 
-    def find(self, runs: Iterable[Run]) -> Seen:
-        return [(run, here is not None) for run, here in self.order.pieces(runs)]
+    def find(self, extents: Iterable[Extent]) -> Seen:
+        return [(extent, here is not None) for extent, here in self.order.pieces(extents)]
 
     def offer(self, seen: Seen) -> None:
-        self.order.touch([run for run, was_here in seen if was_here])
+        self.order.touch([extent for extent, was_here in seen if was_here])
 
-    def evict(self, pages: int, keep: list[Run]) -> None:
+    def evict(self, pages: int, keep: list[Extent]) -> None:
         self.order.pop_oldest(pages)  # ``offer`` has made ``keep`` the most recent
 
     def store(self, seen: Seen) -> None:
-        self.order.append([run for run, _ in seen])
+        self.order.append([extent for extent, _ in seen])
 
     def finish(self, seen: Seen, is_stored: bool) -> None:
-        self.order.touch([run for run, _ in seen])
+        self.order.touch([extent for extent, _ in seen])
 
 
 class ArcOffload(OffloadOrder):
@@ -83,18 +83,18 @@ class ArcOffload(OffloadOrder):
     def __init__(self, capacity_pages: int) -> None:
         self.target = 0.0
         self._capacity = capacity_pages
-        self.once, self.again = RunOrder(), RunOrder()
-        self.once_ghosts, self.again_ghosts = RunOrder(), RunOrder()
+        self.once, self.again = ExtentOrder(), ExtentOrder()
+        self.once_ghosts, self.again_ghosts = ExtentOrder(), ExtentOrder()
 
     @property
     def pages(self) -> int:
         return self.once.pages + self.again.pages
 
-    def find(self, runs: Iterable[Run]) -> Seen:
-        return [(run, here is not None) for run, here, _ in _pieces_of_two(self.once, self.again, runs)]
+    def find(self, extents: Iterable[Extent]) -> Seen:
+        return [(extent, here is not None) for extent, here, _ in _pieces_of_two(self.once, self.again, extents)]
 
     def offer(self, seen: Seen) -> None:
-        wanted = [run for run, was_here in seen if not was_here]
+        wanted = [extent for extent, was_here in seen if not was_here]
         once, again = self.once_ghosts.pages, self.again_ghosts.pages
         for (_, pages), ghost, is_once in reversed(_pieces_of_two(self.once_ghosts, self.again_ghosts, wanted)):
             if ghost and is_once:
@@ -104,7 +104,7 @@ class ArcOffload(OffloadOrder):
         self.once_ghosts.touch(wanted)
         self.again_ghosts.touch(wanted)
 
-    def evict(self, pages: int, keep: list[Run]) -> None:
+    def evict(self, pages: int, keep: list[Extent]) -> None:
         once, again = self.once, self.again
         surplus = max(0, once.pages - int(self.target) + 1)
         from_once = min(pages, surplus, once.pages - once.count(keep))
@@ -115,30 +115,30 @@ class ArcOffload(OffloadOrder):
             ghosts.pop_oldest(ghosts.pages - self._capacity)
 
     def store(self, seen: Seen) -> None:
-        stored = [run for run, was_here in seen if not was_here]
+        stored = [extent for extent, was_here in seen if not was_here]
         self.once.append(stored, tail_first=False)
         self.once_ghosts.remove(stored)
         self.again_ghosts.remove(stored)
 
     def finish(self, seen: Seen, is_stored: bool) -> None:
-        for run, was_here in reversed(seen):
+        for extent, was_here in reversed(seen):
             if was_here:
-                still_here = [part for part, here in self.find((run,)) if here]
+                still_here = [part for part, here in self.find((extent,)) if here]
                 self.once.remove(still_here)
                 self.again.append(still_here)
             elif is_stored:
-                self.once.touch((run,))
-                self.again.touch((run,))
+                self.once.touch((extent,))
+                self.again.touch((extent,))
 
 
-def _pieces_of_two(one: RunOrder, other: RunOrder, runs: Iterable[Run]) -> list[tuple[Run, object, bool]]:
-    """Cut a path into (run, value or None if neither order has it, whether ``one`` has it). No page is in both orders."""
-    pieces: list[tuple[Run, object, bool]] = []
-    for run, here in one.pieces(runs):
+def _pieces_of_two(one: ExtentOrder, other: ExtentOrder, extents: Iterable[Extent]) -> list[tuple[Extent, object, bool]]:
+    """Cut a path into (extent, value or None if neither order has it, whether ``one`` has it). No page is in both orders."""
+    pieces: list[tuple[Extent, object, bool]] = []
+    for extent, here in one.pieces(extents):
         if here is not None:
-            pieces.append((run, here, True))
+            pieces.append((extent, here, True))
         else:
-            pieces += [(part, there, False) for part, there in other.pieces((run,))]
+            pieces += [(part, there, False) for part, there in other.pieces((extent,))]
     return pieces
 
 

@@ -11,8 +11,8 @@ from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import READY, Node
 from kvsim.numbers import Real, check_settings
-from kvsim.pages.extent_order import RunOrder
-from kvsim.pages.extents import Run, last_pages
+from kvsim.pages.extent_order import ExtentOrder
+from kvsim.pages.extents import Extent, last_pages
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 
@@ -26,7 +26,7 @@ Entry = Any
 """(place, last use of the leaf, minus the depth of its end so that deeper leaves come first, number of the entry, leaf)."""
 
 
-def forget_beyond(ghosts: RunOrder, pages: float) -> None:
+def forget_beyond(ghosts: ExtentOrder, pages: float) -> None:
     """Keep only the ``pages`` most recent pages of a ghost list."""
     if ghosts.pages > pages:
         ghosts.pop_oldest(ceil(ghosts.pages - pages))
@@ -68,7 +68,7 @@ class QueueEviction(EvictionPolicy):
         """Pages evicted since the latest request arrived, minus pages that have entered; at least 0."""
         self.has_evicted = False
         """Whether a page has been evicted since the latest request arrived."""
-        self.ghosts = RunOrder()
+        self.ghosts = ExtentOrder()
         """Evicted pages that are remembered. It may hold older pages, which are removed before each look-up."""
         self.ghost_pages = 0.0
         """Maximum number of pages remembered."""
@@ -77,7 +77,7 @@ class QueueEviction(EvictionPolicy):
         self._request: Request | None = None
         """The latest request, until its ghosts have been looked up."""
         self._hit_pages = 0
-        self._new: tuple[Run, ...] = ()
+        self._new: tuple[Extent, ...] = ()
         """Pages that the latest request needs, if none of them has a ghost."""
         self._marks: dict[Node, Mark] = {}
         """The mark of each node's last part: of all its pages, unless the node is in ``mixed``."""
@@ -113,23 +113,23 @@ class QueueEviction(EvictionPolicy):
     def choose(self) -> tuple[int, float] | None:
         """Return the queue whose first leaf leaves now and the most pages it may lose; None if there is no leaf."""
 
-    def remember(self, runs: tuple[Run, ...], mark: Mark) -> None:
+    def remember(self, extents: tuple[Extent, ...], mark: Mark) -> None:
         """Called when these pages, which had this mark, have been evicted."""
 
-    def expect(self, runs: tuple[Run, ...]) -> bool:
+    def expect(self, extents: tuple[Extent, ...]) -> bool:
         """Called with pages that a request needs and the tier lacks. Keeps their ghosts; returns whether there are any."""
         ghosts = self.ghosts
-        is_known = ghosts.may_hold(runs)
+        is_known = ghosts.may_hold(extents)
         if is_known or ghosts.pages > 2 * self.ghost_pages:
             forget_beyond(ghosts, self.ghost_pages)
-        return is_known and ghosts.touch(runs) > 0
+        return is_known and ghosts.touch(extents) > 0
 
-    def recall(self, runs: tuple[Run, ...]) -> list[tuple[int, Any]]:
+    def recall(self, extents: tuple[Extent, ...]) -> list[tuple[int, Any]]:
         """Remove pages that enter the tier from the ghost list. Returns (pages, value or None), head to tail."""
         forget_beyond(self.ghosts, self.ghost_pages)
-        pieces = self.ghosts.pieces(runs)
+        pieces = self.ghosts.pieces(extents)
         if len(pieces) > 1 or pieces[0][1] is not None:
-            self.ghosts.remove(runs)
+            self.ghosts.remove(extents)
         return [(pages, ghost) for (_, pages), ghost in pieces]
 
     # --- notifications from the core ---------------------------------------------------------------------------------
@@ -226,12 +226,12 @@ class QueueEviction(EvictionPolicy):
 
     def on_victim(self, node: Node) -> None:
         """Called when the chosen leaf leaves."""
-        mark, pages, runs = self._marks.pop(node), node.pages, node.runs
+        mark, pages, extents = self._marks.pop(node), node.pages, node.runs
         self.sizes[mark[0]] -= pages
         self.left_pages += pages
         self.has_evicted = True
-        if runs[0][0] >= 0:  # not a state
-            self.remember(runs, mark)
+        if extents[0][0] >= 0:  # not a state
+            self.remember(extents, mark)
 
     def on_shorten(self, node: Node, pages: int) -> None:
         mark = self._marks[node]
@@ -390,10 +390,10 @@ class QueueEviction(EvictionPolicy):
             self.mixed.pop(node, None)
 
 
-def is_on_path(node: Node, runs: tuple[Run, ...]) -> bool:
-    """Whether a node's first page is a page of the path ``runs``, at the same depth."""
+def is_on_path(node: Node, extents: tuple[Extent, ...]) -> bool:
+    """Whether a node's first page is a page of the path ``extents``, at the same depth."""
     depth = node.depth
-    for start, pages in runs:
+    for start, pages in extents:
         if depth < pages:
             return node.runs[0][0] == start + depth
         depth -= pages

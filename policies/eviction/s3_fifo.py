@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.numbers import Whole, check_settings
-from kvsim.pages.extents import Run, count_pages
+from kvsim.pages.extents import Extent, count_pages
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions, check_multiples
 
@@ -45,13 +45,13 @@ class S3FIFO(QueueEviction):
         self._small_pages = self.share(self.small)
         self._main_pages = self.capacity_pages - self._small_pages
 
-    def expect(self, runs: tuple[Run, ...]) -> bool:
-        return super().expect(runs) or self._is_filling
+    def expect(self, extents: tuple[Extent, ...]) -> bool:
+        return super().expect(extents) or self._is_filling
 
-    def recall(self, runs: tuple[Run, ...]) -> list[tuple[int, Any]]:
+    def recall(self, extents: tuple[Extent, ...]) -> list[tuple[int, Any]]:
         if not self._is_filling:
-            return super().recall(runs)
-        pages = count_pages(runs)
+            return super().recall(extents)
+        pages = count_pages(extents)
         to_small = int(min(pages, max(0, self._small_pages - self.sizes[SMALL])))
         return [(to_small, None), (pages - to_small, True)] if 0 < to_small < pages else [(pages, None if to_small else True)]
 
@@ -62,10 +62,10 @@ class S3FIFO(QueueEviction):
         queue, place, uses = mark
         return mark if uses == MOST_USES else (queue, place, uses + 1)
 
-    def remember(self, runs: tuple[Run, ...], mark: Mark) -> None:
+    def remember(self, extents: tuple[Extent, ...], mark: Mark) -> None:
         self._is_filling = False
         if mark[0] == SMALL:
-            self.ghosts.append(runs)
+            self.ghosts.append(extents)
 
     def choose(self) -> tuple[int, float] | None:
         while True:

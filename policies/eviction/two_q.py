@@ -5,7 +5,7 @@ from math import floor
 from typing import Final
 
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions, check_multiples
 
@@ -41,9 +41,9 @@ class TwoQ(QueueEviction):
     def use(self, mark: Mark) -> Mark:
         return mark if mark[0] == A1IN else (AM, self.clock, None)
 
-    def remember(self, runs: tuple[Run, ...], mark: Mark) -> None:
+    def remember(self, extents: tuple[Extent, ...], mark: Mark) -> None:
         if mark[0] == A1IN:
-            self.ghosts.append(runs)
+            self.ghosts.append(extents)
 
     def choose(self) -> tuple[int, float] | None:
         surplus = self.sizes[A1IN] + self.left_pages - self.kin * self.capacity_pages

@@ -5,7 +5,7 @@ from math import floor, inf
 from typing import Final
 
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.queues import Mark, QueueEviction, check_fractions
 
@@ -68,8 +68,8 @@ class WTinyLFU(QueueEviction):
     def use(self, mark: Mark) -> Mark:
         return mark[0] and PROTECTED, self.clock, self._used(mark[2])
 
-    def remember(self, runs: tuple[Run, ...], mark: Mark) -> None:
-        self.ghosts.append(runs, value=mark[2])
+    def remember(self, extents: tuple[Extent, ...], mark: Mark) -> None:
+        self.ghosts.append(extents, value=mark[2])
 
     def choose(self) -> tuple[int, float] | None:
         sizes, window_pages = self.sizes, self.window_pages

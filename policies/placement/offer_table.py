@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from kvsim.pages.extent_order import RunOrder
-from kvsim.pages.extents import Run, count_pages, split_runs
+from kvsim.pages.extent_order import ExtentOrder
+from kvsim.pages.extents import Extent, count_pages, split_extents
 
 
 class OfferTable:
@@ -16,36 +16,36 @@ class OfferTable:
     def __init__(self, threshold: int, capacity_pages: int) -> None:
         self.threshold = threshold
         self.capacity = capacity_pages
-        self.known = RunOrder()
+        self.known = ExtentOrder()
         """Pages with their number of offers, at most the threshold."""
 
-    def proven_pages(self, runs: tuple[Run, ...]) -> int:
+    def proven_pages(self, extents: tuple[Extent, ...]) -> int:
         """Return how many leading pages have reached the threshold by the offers counted so far."""
         if self.threshold < 2:
-            return count_pages(runs)
+            return count_pages(extents)
         proven = 0
-        for (_, pages), offers in self.known.pieces(runs):
+        for (_, pages), offers in self.known.pieces(extents):
             if offers is None or offers < self.threshold:
                 break
             proven += pages
         return proven
 
-    def count(self, runs: tuple[Run, ...]) -> None:
+    def count(self, extents: tuple[Extent, ...]) -> None:
         """Count an offer. Its known pages become the most recent, then its new pages; counts stop at the threshold."""
         if self.threshold < 2:
             return
-        pieces = self.known.pieces(runs)
+        pieces = self.known.pieces(extents)
         known_pages = 0
-        for run, offers in pieces:
+        for extent, offers in pieces:
             if offers is not None:
-                known_pages += run[1]
-                self.known.append((run,), tail_first=False, value=min(offers + 1, self.threshold))
-        new = tuple([run for run, offers in pieces if offers is None])
-        self.known.append(split_runs(new, self.capacity - known_pages)[0], tail_first=False, value=1)
+                known_pages += extent[1]
+                self.known.append((extent,), tail_first=False, value=min(offers + 1, self.threshold))
+        new = tuple([extent for extent, offers in pieces if offers is None])
+        self.known.append(split_extents(new, self.capacity - known_pages)[0], tail_first=False, value=1)
         self.known.pop_oldest(self.known.pages - self.capacity)
 
-    def pieces(self, runs: Iterable[Run]) -> list[tuple[Run, bool]]:
+    def pieces(self, extents: Iterable[Extent]) -> list[tuple[Extent, bool]]:
         """Cut a path that has been counted into pieces that have been offered often enough (True) or not."""
         if self.threshold < 2:
-            return [(run, True) for run in runs]
-        return [(run, offers == self.threshold) for run, offers in self.known.pieces(runs)]
+            return [(extent, True) for extent in extents]
+        return [(extent, offers == self.threshold) for extent, offers in self.known.pieces(extents)]

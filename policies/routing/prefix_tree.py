@@ -9,7 +9,7 @@ from kvsim.core.rules import Rules
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import Tier
 from kvsim.core.tree import READY, Node
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import RankedEviction
 
@@ -46,13 +46,13 @@ class PrefixTree:
         """Return how many pages are remembered for an engine."""
         return self._tiers[engine].held_pages
 
-    def longest(self, runs: tuple[Run, ...]) -> tuple[int, int]:
+    def longest(self, extents: tuple[Extent, ...]) -> tuple[int, int]:
         """Return how many leading pages of a path were sent to some engine, and that engine; (0, -1) if none were sent.
 
         Of several engines, the one that has had these pages longest.
         """
         tree = self._cache.tree
-        path, partial, agreed, _ = tree.walk(tree.root, runs)
+        path, partial, agreed, _ = tree.walk(tree.root, extents)
         if partial is not None and agreed:
             return partial.depth + agreed, self._first_owner(partial)
         if path:

@@ -1,7 +1,7 @@
 """A prefix tree of waiting requests. It has no references upward, so it is freed at once although a run collects no garbage."""
 
 from kvsim.core.queue_view import Waiting
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 
 
 class Branch:
@@ -20,11 +20,11 @@ class Branch:
         self.weight = 0
         """Number of paths that end with this branch or below it."""
 
-    def add(self, runs: tuple[Run, ...]) -> "Branch":
+    def add(self, extents: tuple[Extent, ...]) -> "Branch":
         """Add a path below this branch, and return the branch that it ends with."""
         end = self
         end.weight += 1
-        for start, pages in runs:
+        for start, pages in extents:
             while pages:
                 child = end.children.get(start)
                 if child is None:
@@ -47,10 +47,10 @@ class Branch:
         upper.children[self.start] = self
         return upper
 
-    def shared_pages(self, runs: tuple[Run, ...]) -> int:
+    def shared_pages(self, extents: tuple[Extent, ...]) -> int:
         """Return how many leading pages of a path are below this branch."""
         shared, end = 0, self
-        for start, pages in runs:
+        for start, pages in extents:
             while pages:
                 child = end.children.get(start)
                 if child is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvsim.core.queue_view import Round, Waiting
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.numbers import Whole, check_settings
-from kvsim.pages.extents import split_runs
+from kvsim.pages.extents import split_extents
 from kvsim.policies.fields import keep_types
 from kvsim.policies.scheduling.base import BoundedScheduling
 from kvsim.policies.scheduling.branches import Branch
@@ -36,7 +36,7 @@ class DfsWeight(BoundedScheduling):
     def order(self, round: Round) -> Sequence[Waiting]:
         root = Branch(0, 0)
         for one in round.waiting:
-            root.add(split_runs(one.request.runs, round.gpu_pages(one))[0]).ending.append(one)
+            root.add(split_extents(one.request.runs, round.gpu_pages(one))[0]).ending.append(one)
         ordered: list[Waiting] = []
         stack = [root]
         while stack:  # in reverse: what ends with a branch, then its children, lightest first

@@ -55,11 +55,11 @@ class PrefixScheduling(BoundedScheduling):
         prompts = Branch(0, 0)
         for one in round.waiting:
             if round.gpu_tokens(one) <= self.check_up_to_tokens:
-                runs = one.request.runs
-                if prompts.shared_pages(runs) * self._page_tokens >= self.shared_tokens:
+                extents = one.request.runs
+                if prompts.shared_pages(extents) * self._page_tokens >= self.shared_tokens:
                     found.add(one)
                 else:
-                    prompts.add(runs)
+                    prompts.add(extents)
         return found
 
 

@@ -13,14 +13,14 @@ from tests.replaying.test_replay import make_cache, play
 from tests.workloads import branching_requests, long_conversations
 
 
-def request(index: int, *runs: tuple[int, int], prompt_tokens: int | None = None) -> Request:
-    pages = sum(length for _, length in runs)
+def request(index: int, *extents: tuple[int, int], prompt_tokens: int | None = None) -> Request:
+    pages = sum(length for _, length in extents)
     return Request(
         index=index,
         arrival_s=0.0,
         prompt_tokens=4 * pages if prompt_tokens is None else prompt_tokens,
         output_tokens=0,
-        runs=runs,
+        runs=extents,
         prompt_pages=pages,
     )
 

@@ -146,9 +146,9 @@ class SmallCluster(Cluster):
         gpu = engine.gpu
         assert not engine.is_up and engine.is_idle and not engine.transfers()
         assert gpu.pool.free == gpu.pool.capacity, (
-            f"{gpu.pool.free} of {gpu.pool.capacity}, held {gpu.held_pages}, promised {gpu.promised_pages}"
+            f"{gpu.pool.free} of {gpu.pool.capacity}, held {gpu.held_pages}, reserved {gpu.reserved_pages}"
         )
-        assert not gpu.held_pages and not gpu.promised_pages
+        assert not gpu.held_pages and not gpu.reserved_pages
 
     def check(self) -> None:
         """Recount everything in every cache."""

@@ -6,7 +6,7 @@ import pytest
 
 from kvsim.cluster.held_pages import HeldPages
 from kvsim.core.tree import READY
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 from tests.core.small import SmallCache, small_cache
 from tests.workloads import pages_of
 
@@ -46,8 +46,8 @@ def ready_pages(cache: SmallCache) -> list[int]:
     return sorted(page for node in nodes for page in pages_of(node.runs))
 
 
-def leading(runs: tuple[Run, ...], held: set[int]) -> int:
-    pages = pages_of(runs)
+def leading(extents: tuple[Extent, ...], held: set[int]) -> int:
+    pages = pages_of(extents)
     return next((at for at, page in enumerate(pages) if page not in held), len(pages))
 
 
@@ -69,5 +69,5 @@ def test_late_knowledge_is_what_was_held_then(seed: int) -> None:
         known = set(history[max(0, step - 3)])
         assert held.pages == len(known)
         for start in ("abab", "bbb", word):
-            runs = cache.request(start).runs
-            assert held.leading_pages(runs) == leading(runs, known)
+            extents = cache.request(start).runs
+            assert held.leading_pages(extents) == leading(extents, known)

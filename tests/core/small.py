@@ -16,7 +16,7 @@ from kvsim.core.tree import LEAVING, READY, Node
 from kvsim.core.watch import Watch
 from kvsim.hardware.spec import HardwareSpec, RemoteStore
 from kvsim.model.spec import ModelSpec
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.lru import LRU
@@ -62,15 +62,15 @@ class Watched(Watch):
     def check(self, tier: Tier, nodes: Iterable[Node]) -> None:
         """Compare with the pages of these nodes, recurrent states left out."""
         ready = [node.runs for node in nodes if node.state[tier.index] == READY and not node.is_state]
-        assert self.pages == {page for runs in ready for page in pages_of(runs)}
+        assert self.pages == {page for extents in ready for page in pages_of(extents)}
 
-    def stored(self, tier: Tier, runs: tuple[Run, ...]) -> None:
-        assert self.pages.isdisjoint(pages_of(runs))
-        self.pages.update(pages_of(runs))
+    def stored(self, tier: Tier, extents: tuple[Extent, ...]) -> None:
+        assert self.pages.isdisjoint(pages_of(extents))
+        self.pages.update(pages_of(extents))
 
-    def dropped(self, tier: Tier, runs: tuple[Run, ...]) -> None:
-        assert self.pages.issuperset(pages_of(runs))
-        self.pages.difference_update(pages_of(runs))
+    def dropped(self, tier: Tier, extents: tuple[Extent, ...]) -> None:
+        assert self.pages.issuperset(pages_of(extents))
+        self.pages.difference_update(pages_of(extents))
 
 
 def make_tiers(
@@ -181,7 +181,7 @@ class SmallCache:
         self.move(lease.waits)
         while (claim := self.claim(lease, next(self.clock))).waits:
             self.move(claim.waits)
-        assert not claim.is_lost and not lease.promised_pages
+        assert not claim.is_lost and not lease.reserved_pages
         return lease
 
     def run(self, word: str, *, pages: int | None = None, load: int | None = None, **about: Any) -> Lease:
@@ -261,7 +261,7 @@ class SmallCache:
                 tier.pool.free,
                 tier.evictable_pages,
                 tier.leaving_pages,
-                tier.promised_pages,
+                tier.reserved_pages,
                 tier.evicted_pages,
                 self.on(tier.name),
             )

@@ -3,7 +3,7 @@
 import pytest
 
 from kvsim.core.cache import CLAIMED
-from kvsim.core.transfer import Hold, Transfer
+from kvsim.core.transfer import FetchPin, Transfer
 from kvsim.core.tree import INCOMING
 from kvsim.policies.placement.exclusive import Exclusive
 from kvsim.policies.placement.write_back import WriteBack
@@ -235,25 +235,25 @@ def test_a_prefetch_is_pinned_until_it_ends_and_keeps_whole_pages_that_arrived()
     assert cache.look("abc").pages_at(1) == 2 and cache.look("abc").far_pages == 1
 
 
-def fetched_abcd(**capacities: int) -> tuple[SmallCache, Transfer, Hold]:
+def fetched_abcd(**capacities: int) -> tuple[SmallCache, Transfer, FetchPin]:
     """A fetch of a, b, c and d, which only the disk has; it is held but has not begun."""
     cache = small_cache(**{"gpu": 4, "cpu": 4, "disk": 20} | capacities)
     for word in ("abcd", "wxyz", "pqrs"):
         cache.use(word)
-    transfers, fetch, hold = cache.fetch(cache.look("abcd"), 4, now(cache))
-    assert fetch is not None and hold is not None
+    transfers, fetch, pin = cache.fetch(cache.look("abcd"), 4, now(cache))
+    assert fetch is not None and pin is not None
     cache.move(transfers[:-1])
     cache.check()
-    return cache, fetch, hold
+    return cache, fetch, pin
 
 
 def test_fetched_pages_that_are_held_stay_after_the_fetch_until_they_are_let_go() -> None:
-    cache, fetch, hold = fetched_abcd()
+    cache, fetch, pin = fetched_abcd()
     cache.move([fetch])
     cache.use("mnop")
     assert cache.on("cpu") == "abcd"
-    hold.let_go()
-    hold.let_go()
+    pin.let_go()
+    pin.let_go()
     cache.check()
     cache.use("stuv")
     assert cache.on("cpu") == "stuv"
@@ -261,29 +261,29 @@ def test_fetched_pages_that_are_held_stay_after_the_fetch_until_they_are_let_go(
 
 @pytest.mark.parametrize(("arrived", "kept"), [(0, ""), (1, "a"), (3, "abc")])
 def test_of_a_fetch_that_ends_early_what_has_arrived_is_held(arrived: int, kept: str) -> None:
-    cache, fetch, hold = fetched_abcd()
+    cache, fetch, pin = fetched_abcd()
     assert cache.begin(fetch, now(cache)).can_run
     cache.move(cache.abort(fetch, arrived, now(cache)))
     cache.check()
     cache.use("mnop")
     assert set(cache.on("cpu")) & set("abcd") == set(kept)
-    hold.let_go()
+    pin.let_go()
     cache.use("stuv")
     assert cache.on("cpu") == "stuv"
 
 
 @pytest.mark.parametrize("is_over", [True, False])
 def test_a_reset_lets_go_of_what_was_fetched(is_over: bool) -> None:
-    cache, fetch, hold = fetched_abcd()
+    cache, fetch, pin = fetched_abcd()
     if is_over:
         cache.move([fetch])
     cache.reset()
     cache.check()
     if not is_over:
         cache.move([fetch])
-    hold.let_go()
+    pin.let_go()
     cache.check()
-    assert cache.tiers[1].pool.free == 4 and not cache.transfers.holds
+    assert cache.tiers[1].pool.free == 4 and not cache.transfers.fetch_pins
 
 
 def test_held_pages_that_lose_the_pages_before_them_are_freed_when_they_are_let_go() -> None:
@@ -291,17 +291,17 @@ def test_held_pages_that_lose_the_pages_before_them_are_freed_when_they_are_let_
     cache = small_cache(gpu=4, cpu=4, disk=20, placement=Exclusive)
     for word in ("abcd", "wxyz", "pqrs", "ab", "tu"):
         cache.use(word)
-    holds = []
+    fetch_pins = []
     for word in ("abcd", "wxyz"):
-        transfers, _, hold = cache.fetch(cache.look(word), 2, now(cache))
-        assert hold is not None
-        holds.append(hold)
+        transfers, _, pin = cache.fetch(cache.look(word), 2, now(cache))
+        assert pin is not None
+        fetch_pins.append(pin)
         cache.move(transfers)
     assert (cache.on("gpu"), cache.on("cpu")) == ("abtu", "cdwx")
     cache.use("mnop")
     assert (cache.on("gpu"), cache.on("cpu"), cache.tiers[1].pool.free) == ("mnop", "wx", 0)
-    for hold in holds:
-        hold.let_go()
+    for pin in fetch_pins:
+        pin.let_go()
     cache.check()
     assert cache.tiers[1].pool.free == 2 and not cache.residency.doomed
 

@@ -91,8 +91,8 @@ def believes_that_more_is_leaving(cache: SmallCache) -> None:
     cache.gpu.leaving_pages += 1
 
 
-def believes_that_more_is_promised(cache: SmallCache) -> None:
-    cache.tiers[1].promised_pages += 1
+def believes_that_more_is_reserved(cache: SmallCache) -> None:
+    cache.tiers[1].reserved_pages += 1
 
 
 def believes_that_more_is_there(cache: SmallCache) -> None:
@@ -119,7 +119,7 @@ DAMAGES: list[tuple[Callable[[SmallCache], None], str]] = [
     (waits_for_nothing, "incoming in gpu, but not pinned"),
     (believes_that_more_can_leave, "gpu: running sums .*'evictable': 5.*, recounted .*'evictable': 4"),
     (believes_that_more_is_leaving, "gpu: running sums .*'leaving': 1.*, recounted .*'leaving': 0"),
-    (believes_that_more_is_promised, "cpu: running sums .*'promised': 1.*, recounted .*'promised': 0"),
+    (believes_that_more_is_reserved, "cpu: running sums .*'reserved': 1.*, recounted .*'reserved': 0"),
     (believes_that_more_is_there, "cpu: running sums .*'held': 5.*, recounted .*'held': 4"),
     (forgot_a_victim, "victims of an eviction pass were left behind"),
 ]
@@ -204,12 +204,12 @@ def test_slots_that_a_request_lost_are_noticed() -> None:
         cache.check()
 
 
-def test_a_promise_to_a_request_is_part_of_the_sums() -> None:
+def test_slots_reserved_for_a_request_are_part_of_the_sums() -> None:
     cache = two_tiers()
     lease = cache.look("wxyz")
     assert cache.admit(lease, 4, now(cache))
-    lease.promised_pages += 1
-    with pytest.raises(AssertionError, match=r"gpu: running sums .*'promised': \d+.*, recounted"):
+    lease.reserved_pages += 1
+    with pytest.raises(AssertionError, match=r"gpu: running sums .*'reserved': \d+.*, recounted"):
         cache.check()
 
 

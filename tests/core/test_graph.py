@@ -194,7 +194,7 @@ def test_a_random_workload_over_64_gpus(placement: Callable[[], Any], eviction: 
     assert all(tier.evicted_pages > 0 for tier in cache.tiers[:gpus])
     assert not cache.in_flight and not cache.leases
     for tier in cache.tiers:
-        assert not tier.promised_pages and not tier.leaving_pages
+        assert not tier.reserved_pages and not tier.leaving_pages
     if placement is Exclusive:
         below = [node for node in cache.tree.root.descendants() if node.state[gpus] == READY]
         assert not any(READY in node.state[:gpus] and node.state[gpus + 1] == READY for node in below)

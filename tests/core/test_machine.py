@@ -20,7 +20,7 @@ from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.tier import CPU
-from kvsim.core.transfer import Hold, Transfer
+from kvsim.core.transfer import FetchPin, Transfer
 from kvsim.core.transfers import is_arriving
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
 from kvsim.pages.extents import count_pages
@@ -166,7 +166,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.requests: list[Running] = []
         self.transfers: dict[Transfer, None] = {}
         self.flights: dict[Transfer, Flight] = {}
-        self.holds: list[Hold] = []
+        self.fetch_pins: list[FetchPin] = []
         self.looked: dict[tuple[int, int], tuple[Request, tuple[int, Any]]] = {}
         """By a prompt's last page and GPU: a request, the cache's version, and what the cache had of the prompt then."""
         self.bytes = [np.full(capacity, -1, dtype=np.int64) for capacity in capacities]
@@ -176,12 +176,12 @@ class CacheMachine(RuleBasedStateMachine):
     def restore(self, paths: list[tuple[int, ...]], lost: int) -> None:
         """Begin with pages of these prompts in the lowest tier, except every fourth, and with others that no prompt uses."""
         requests, lowest = [self.request(path) for path in paths], self.bytes[-1]
-        pages = dict.fromkeys(page for request in requests for page in ids_of_runs(request.runs).tolist())
+        pages = dict.fromkeys(page for request in requests for page in ids_of_extents(request.runs).tolist())
         left = [page for page in pages if page % 4 != lost][: len(lowest) - 1]
         recovered = {b"%d" % page: slot for slot, page in enumerate([*left, 10**6])}
         lowest[: len(left)] = left
         restored = restore(self.cache.core, requests, lambda page: b"%d" % page, recovered, self.now)
-        there = [np.isin(ids_of_runs(request.runs), left).tolist() for request in requests]
+        there = [np.isin(ids_of_extents(request.runs), left).tolist() for request in requests]
         first = {page for request, here in zip(requests, there, strict=True) for page in first_pages(request, here)}
         assert restored == len(first) == self.cache.tiers[-1].pool.capacity - self.cache.tiers[-1].pool.free
 
@@ -194,7 +194,7 @@ class CacheMachine(RuleBasedStateMachine):
         return self.now
 
     def page_ids(self, path: tuple[int, ...]) -> list[int]:
-        """Chained ids; every ``gap``-th new one is skipped, so that paths have several runs."""
+        """Chained ids; every ``gap``-th new one is skipped, so that paths have several extents."""
         for end in range(1, len(path) + 1):
             if path[:end] not in self.ids:
                 self.next_id += 2 if (self.next_id + 1) % self.gap == 0 else 1
@@ -223,7 +223,7 @@ class CacheMachine(RuleBasedStateMachine):
             for page in ids_of([node]).tolist()
             for tier, state in zip(self.cache.tiers, node.state, strict=True)
         }
-        sums = [(tier.pool.free, tier.evictable_pages, tier.leaving_pages, tier.promised_pages) for tier in self.cache.tiers]
+        sums = [(tier.pool.free, tier.evictable_pages, tier.leaving_pages, tier.reserved_pages) for tier in self.cache.tiers]
         return [copies, sums, len(self.cache.leases), len(self.cache.in_flight)]
 
     # --- requests ---
@@ -308,7 +308,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.drop(self.requests[0])
 
     def take_on(self, running: Running) -> None:
-        if running.stage == ADMITTED or running.lease.promised_pages:
+        if running.stage == ADMITTED or running.lease.reserved_pages:
             self.claim(running)
         elif running.stage == CLAIMED:
             self.load(running)
@@ -338,7 +338,7 @@ class CacheMachine(RuleBasedStateMachine):
             assert not any(transfer.done for transfer in claim.waits)
             self.learn(claim.waits)
         else:
-            assert not running.lease.promised_pages
+            assert not running.lease.reserved_pages
             running.stage = max(running.stage, CLAIMED)
 
     def load(self, running: Running) -> None:
@@ -359,12 +359,12 @@ class CacheMachine(RuleBasedStateMachine):
         self.learn(self.cache.insert(lease, self.time()))
         if same_tree:
             path = self.path(lease.node)
-            assert ids_of(path).tolist() == ids_of_runs(lease.request.runs).tolist()
+            assert ids_of(path).tolist() == ids_of_extents(lease.request.runs).tolist()
             assert all(node.state[lease.gpu.index] == READY or is_arriving(node, lease.gpu) for node in path)
 
     def compute(self, lease: Lease) -> None:
         """Write the bytes of the pages after the pinned path, and of those in it that no load brought."""
-        rest = ids_of_runs(lease.rest)
+        rest = ids_of_extents(lease.rest)
         gpu = lease.gpu.index
         self.bytes[gpu][lease.slots[: len(rest)]] = rest
         for node in self.path(lease.node):
@@ -389,23 +389,23 @@ class CacheMachine(RuleBasedStateMachine):
             pages = 1 + pick % lease.far_pages
             before = self.snapshot()
             room = self.cache.lower.views[gpu.index].room_to_fetch(lease)
-            transfers, fetch, hold = self.cache.fetch(lease, pages, self.time())
+            transfers, fetch, pin = self.cache.fetch(lease, pages, self.time())
             self.learn(transfers)
             if fetch is not None:
                 assert fetch.pages <= min(pages, room)
-                assert hold is not None
+                assert pin is not None
                 if pick % 3:
-                    self.holds.append(hold)
+                    self.fetch_pins.append(pin)
                 else:
-                    hold.let_go()
+                    pin.let_go()
             else:
                 assert self.snapshot() == before
 
     @rule(pick=PICK)
-    @precondition(lambda self: self.holds)
+    @precondition(lambda self: self.fetch_pins)
     def let_go(self, pick: int) -> None:
         """The turn of a request that waited for a fetch."""
-        self.holds.pop(pick % len(self.holds)).let_go()
+        self.fetch_pins.pop(pick % len(self.fetch_pins)).let_go()
 
     def only_on_disk(self) -> list[Node]:
         """The nodes that no GPU, and no tier next to one, has or is receiving."""
@@ -577,16 +577,16 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_held_stays(self) -> None:
-        for hold in self.holds:
-            if hold.node is not None and not self.cache.residency.is_doomed(hold.node):
-                assert all(node.pins[hold.tier.index] for node in self.path(hold.node))
-                assert hold.node.state[hold.tier.index] in (INCOMING, READY)
+        for pin in self.fetch_pins:
+            if pin.node is not None and not self.cache.residency.is_doomed(pin.node):
+                assert all(node.pins[pin.tier.index] for node in self.path(pin.node))
+                assert pin.node.state[pin.tier.index] in (INCOMING, READY)
 
     @invariant()
     def requests_have_what_they_asked_for(self) -> None:
         for running in self.requests:
             lease = running.lease
-            assert lease.node.depth + lease.node.pages + len(lease.slots) + lease.promised_pages == running.pages
+            assert lease.node.depth + lease.node.pages + len(lease.slots) + lease.reserved_pages == running.pages
             if lease.epoch == self.cache.residency.epoch:
                 assert all(node.state[lease.gpu.index] in (READY, INCOMING) for node in self.path(lease.node))
 
@@ -598,7 +598,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.drop(self.requests[0])
             self.cache.check()
         self.land_all()
-        while self.holds:
+        while self.fetch_pins:
             self.let_go(0)
             self.cache.check()
         self.nothing_is_left()
@@ -622,7 +622,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert not self.cache.in_flight
         assert not any(any(node.pins) or node.transfers for node in nodes)
         for tier in self.cache.tiers:
-            assert not tier.promised_pages
+            assert not tier.reserved_pages
             assert not tier.leaving_pages
             assert tier.pool.free + sum(node.pages for node in nodes if node.state[tier.index]) == tier.pool.capacity
 
@@ -633,7 +633,7 @@ class CacheMachine(RuleBasedStateMachine):
         running = self.requests[0]
         while running.stage == ADMITTED:
             self.claim(running)
-            assert self.requests, "an idle cache cannot keep its promise"
+            assert self.requests, "an idle cache cannot keep its reservation"
             for transfer in self.blocking(running):
                 self.see_through_one(transfer)
         assert len(running.lease.slots) == pages
@@ -642,13 +642,13 @@ class CacheMachine(RuleBasedStateMachine):
 
 def first_pages(request: Request, here: list[bool]) -> list[int]:
     """The pages of a prompt before the first one that is not here."""
-    return ids_of_runs(request.runs).tolist()[: [*here, False].index(False)]
+    return ids_of_extents(request.runs).tolist()[: [*here, False].index(False)]
 
 
-def ids_of_runs(runs: Any) -> np.ndarray:
-    """The page ids in runs."""
-    assert count_pages(runs) >= 0
-    return np.array(pages_of(runs), dtype=np.int64)
+def ids_of_extents(extents: Any) -> np.ndarray:
+    """The page ids in extents."""
+    assert count_pages(extents) >= 0
+    return np.array(pages_of(extents), dtype=np.int64)
 
 
 def test_no_order_of_events_breaks_an_invariant(request: pytest.FixtureRequest) -> None:

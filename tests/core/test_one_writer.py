@@ -11,10 +11,10 @@ KVSIM = Path(kvsim.core.tier.__file__).parents[1]
 WRITERS = {"copies.py", "residency.py", "block_residency.py", "tier.py", "pool.py", "tree.py"}
 """The residency with its base and its one subclass, and what it consists of: tiers, their pools of slots, and the tree."""
 
-SUMS = {"evictable_pages", "leaving_pages", "promised_pages", "inserted_pages", "evicted_pages"}
+SUMS = {"evictable_pages", "leaving_pages", "reserved_pages", "inserted_pages", "evicted_pages"}
 LISTS = {"state", "slots", "pins", "children_in"}
 OTHERS = {"lease", "known"}
-"""A lease has a number of promised pages of its own, a row of results sums of its own."""
+"""A lease has a number of reserved pages of its own, a row of results sums of its own."""
 
 
 def files() -> list[Path]:
@@ -87,5 +87,5 @@ def test_every_way_to_write_them_is_found(line):
     assert len(writes(line)) == 1
 
 
-def test_what_a_lease_is_promised_is_its_own():
-    assert writes("lease.promised_pages = 0\nself.slots = slots\nlease.slots = None") == []
+def test_what_a_lease_has_reserved_is_its_own():
+    assert writes("lease.reserved_pages = 0\nself.slots = slots\nlease.slots = None") == []

@@ -201,8 +201,8 @@ def make_core(setting: Setting) -> tuple[Any, Replay]:
 
 def pages_in(cache: Any, tier: Tier) -> set[int]:
     """The numbers of the pages that a tier of the core's cache has."""
-    runs = [run for node in cache.tree.root.descendants() if node.state[tier.index] for run in node.runs]
-    return set(pages_of(runs))
+    extents = [extent for node in cache.tree.root.descendants() if node.state[tier.index] for extent in node.runs]
+    return set(pages_of(extents))
 
 
 def play_core(requests: list[Request], setting: Setting, looks: Sequence[Request] = ()) -> Played:

@@ -2,9 +2,10 @@
 
 import pytest
 
-from kvsim.core.tree import READY
+from kvsim.core.tier import Tier
+from kvsim.core.tree import READY, Node
 from kvsim.policies.eviction.lru import LRU
-from tests.core.small import SmallCache, now, small_cache
+from tests.core.small import SmallCache, now, only, small_cache
 
 
 def test_no_two_uses_of_the_cache_have_the_same_time() -> None:
@@ -81,3 +82,40 @@ def test_what_is_announced_anew_is_recent_without_a_hit() -> None:
     cache.residency.reannounce([cache.node("a")], now(cache))
     assert cache.node("a").hits == hits
     assert cache.leaving_order() == "ba"
+
+
+def cache_that_makes_room_on_disk_when_pages_leave() -> SmallCache:
+    """``a`` is on disk only and ``b``, below it, in CPU memory only. Whenever pages leave CPU memory, the disk makes room for two
+    pages, as it does for the recurrent state after them where states share tiers with pages."""
+    cache = small_cache(gpu=2, cpu=2, disk=2)
+    cache.use("a")
+    cache.use("ab")
+    above, below = cache.node("a"), cache.node("ab")
+    gpu, cpu, disk = cache.tiers
+    for node, tier in ((below, gpu), (above, gpu), (above, cpu), (below, disk)):
+        cache.residency.free(node, tier)
+    assert (cache.on("gpu"), cache.on("cpu"), cache.on("disk")) == ("", "b", "a")
+
+    def make_room(node: Node, tier: Tier) -> None:
+        if tier is cpu:
+            assert cache.transfers.eviction.make_room(disk, 2, now(cache))
+
+    cache.residency.on_leave = make_room
+    return cache
+
+
+def test_a_node_that_pages_below_it_push_out_is_not_evicted_twice() -> None:
+    cache = cache_that_makes_room_on_disk_when_pages_leave()
+    cache.transfers.eviction.evict(cache.node("a"), cache.tiers[2], now(cache))
+    cache.check()
+    assert [tier.pool.free for tier in cache.tiers] == [2, 2, 2] and cache.counts.dropped_pages == 2
+
+
+def test_an_unreadable_copy_that_pages_below_it_push_out_is_not_freed_twice() -> None:
+    cache = cache_that_makes_room_on_disk_when_pages_leave()
+    fetch = only(cache.fetch(cache.look("a"), 1, now(cache)).transfers)
+    assert cache.begin(fetch, now(cache)).can_run
+    fetch.has_fault = True
+    cache.abort(fetch, 0, now(cache))
+    cache.check()
+    assert [tier.pool.free for tier in cache.tiers] == [2, 2, 2] and cache.counts.unreadable_pages == 1

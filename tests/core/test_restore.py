@@ -81,7 +81,7 @@ def test_each_page_is_looked_up_once() -> None:
     requests = [make_request(pages) for pages in ([0, 1, 2], [0, 1, 5, 6], [0, 1, 2, 3, 4], [0, 1, 2, 3], [7, 8])]
     paths = recovered_paths(requests, counted, {key(page): 10 + page for page in (3, 1, 0, 2, 6)})
     assert asked == [0, 1, 2, 5, 3, 4, 7]
-    assert [(runs, slots.tolist()) for runs, slots in paths] == [
+    assert [(extents, slots.tolist()) for extents, slots in paths] == [
         (((0, 4),), [10, 11, 12, 13]),
         (((0, 2),), [10, 11]),
         (((0, 3),), [10, 11, 12]),

@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from kvsim.core.rules import CacheSetup, Rules
-from kvsim.pages.extents import split_runs
+from kvsim.pages.extents import split_extents
 from kvsim.policies.eviction.lru import LRU
 from tests.core.small import SmallCache, make_tiers, now
 
@@ -25,7 +25,7 @@ def test_the_last_token_of_a_prompt_is_computed_or_not(recompute: bool, hits: in
 @pytest.mark.parametrize(("cache_output", "hits"), [(True, 4), (False, 2)])
 def test_the_pages_of_an_answer_are_cached_or_not(cache_output: bool, hits: int) -> None:
     cache = cache_of(Rules(recompute_last_token=False, cache_output=cache_output))
-    answer = split_runs(cache.request("abcd").runs, 2)[1]
+    answer = split_extents(cache.request("abcd").runs, 2)[1]
     lease = cache.admitted("ab", pages=5, output_tokens=3, output_runs=answer)
     cache.move(cache.insert(lease, now(cache)))
     cache.move(cache.finish(lease, now(cache)))

@@ -1,11 +1,11 @@
-"""The radix tree alone: nodes of runs of page ids, matched, added, cut, shortened, joined and removed."""
+"""The radix tree alone: nodes of extents of page ids, matched, added, cut, shortened, joined and removed."""
 
 import pytest
 
 from kvsim.core.tree import Node, RadixTree, matching_pages
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 
-Runs = tuple[Run, ...]
+Extents = tuple[Extent, ...]
 
 
 def grown() -> tuple[RadixTree, Node, Node, Node]:
@@ -16,7 +16,7 @@ def grown() -> tuple[RadixTree, Node, Node, Node]:
 
 
 @pytest.mark.parametrize(
-    ("runs", "nodes", "rest"),
+    ("extents", "nodes", "rest"),
     [
         (((0, 9),), 2, ((6, 3),)),
         (((0, 4), (30, 5)), 1, ((30, 5),)),
@@ -25,16 +25,16 @@ def grown() -> tuple[RadixTree, Node, Node, Node]:
         ((), 0, ()),
     ],
 )
-def test_what_the_tree_does_not_have_is_the_rest_of_the_path(runs: Runs, nodes: int, rest: Runs) -> None:
+def test_what_the_tree_does_not_have_is_the_rest_of_the_path(extents: Extents, nodes: int, rest: Extents) -> None:
     tree = grown()[0]
-    path, partial, agreed, left = tree.walk(tree.root, runs)
+    path, partial, agreed, left = tree.walk(tree.root, extents)
     assert (len(path), partial, agreed, left) == (nodes, None, 0, rest)
 
 
 @pytest.mark.parametrize(
     ("limit", "nodes", "agreed", "rest"), [(0, 0, 0, ((0, 6),)), (3, 0, 3, ((3, 3),)), (4, 1, 0, ((4, 2),)), (5, 1, 1, ((5, 1),))]
 )
-def test_a_walk_ends_at_its_limit(limit: int, nodes: int, agreed: int, rest: Runs) -> None:
+def test_a_walk_ends_at_its_limit(limit: int, nodes: int, agreed: int, rest: Extents) -> None:
     tree = grown()[0]
     path, _, found, left = tree.walk(tree.root, ((0, 6),), limit)
     assert (len(path), found, left) == (nodes, agreed, rest)
@@ -67,7 +67,7 @@ def test_the_lower_part_of_a_cut_stays_the_same_node() -> None:
 
 
 @pytest.mark.parametrize(("pages", "upper", "lower"), [(2, ((0, 2),), ((2, 1), (10, 2))), (3, ((0, 3),), ((10, 2),))])
-def test_a_node_of_several_runs_is_cut_anywhere(pages: int, upper: Runs, lower: Runs) -> None:
+def test_a_node_of_several_runs_is_cut_anywhere(pages: int, upper: Extents, lower: Extents) -> None:
     tree = RadixTree(1)
     node = tree.add(tree.root, ((0, 3), (10, 2)), 5, 1.0)
     assert (tree.cut(node, pages).runs, node.runs) == (upper, lower)

@@ -167,13 +167,13 @@ def hits(outcome: Outcome, index: int) -> tuple[int, ...]:
 
 
 def check_idle(engine: SmallEngine) -> None:
-    """Assert that nothing is held, promised or awaited any more, and that every pool adds up."""
+    """Assert that nothing is held, reserved or awaited any more, and that every pool adds up."""
     cache = engine.cache
     cache.check()
-    assert not cache.leases and not cache.in_flight and not cache.residency.doomed and not cache.transfers.holds
+    assert not cache.leases and not cache.in_flight and not cache.residency.doomed and not cache.transfers.fetch_pins
     assert not any(sum(node.pins) for node in [cache.tree.root, *cache.tree.root.descendants()][1:])
     for tier in cache.tiers:
-        assert tier.promised_pages == tier.leaving_pages == 0
+        assert tier.reserved_pages == tier.leaving_pages == 0
         assert tier.evictable_pages == tier.pool.capacity - tier.pool.free
     waiting, running = engine.waiting, engine.running
     assert not waiting.queue and not waiting.fetching and not engine.frontend._followers

@@ -135,13 +135,13 @@ def check_counts(outcome: Outcome, plan: Plan) -> None:
 
 
 def check_end(cache: ServedCache, *, keeps_pins: bool) -> None:
-    """Nothing is held, promised or under way any more; pools add up; only persistent prompts stay pinned, and vLLM's blocks."""
+    """Nothing is held, reserved or under way any more; pools add up; only persistent prompts stay pinned, and vLLM's blocks."""
     cache.check()
-    assert not cache.leases and not cache.in_flight and not cache.residency.doomed and not cache.transfers.holds
+    assert not cache.leases and not cache.in_flight and not cache.residency.doomed and not cache.transfers.fetch_pins
     if not keeps_pins:
         assert not any(sum(node.pins) for node in cache.tree.root.descendants())
     for tier in cache.tiers:
-        assert tier.promised_pages == tier.leaving_pages == 0
+        assert tier.reserved_pages == tier.leaving_pages == 0
 
 
 @FEW

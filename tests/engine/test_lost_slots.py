@@ -24,22 +24,22 @@ class LosingCache(Cache):
 
     def __init__(self, like: Cache) -> None:
         super().__init__(like.tiers, like.edges, like.rules, like.page_tokens)
-        self.promised: list[int] = []
-        """Pages promised to each request at that time."""
+        self.reserved: list[int] = []
+        """Pages reserved for each request at that time."""
 
     def claim(self, lease: Lease, now: float) -> Claim:
-        promised = [other.promised_pages for other in self.leases]
-        if not self.promised and sum(promised) > lease.promised_pages > 0:
-            self.promised = promised
+        reserved = [other.reserved_pages for other in self.leases]
+        if not self.reserved and sum(reserved) > lease.reserved_pages > 0:
+            self.reserved = reserved
             return LOST_SLOTS
         return super().claim(lease, now)
 
 
 class CarefulSubstrate(SimulatedSubstrate):
-    """Decodes only for requests that have all the slots that they have been promised."""
+    """Decodes only for requests that have all the slots that they have reserved."""
 
     def compute(self, work: Work, loads: list[Transfer]) -> Event:
-        assert not any(job.lease.promised_pages for job in work.decoding if job.lease is not None)
+        assert not any(job.lease.reserved_pages for job in work.decoding if job.lease is not None)
         return super().compute(work, loads)
 
 
@@ -51,6 +51,6 @@ def test_the_others_get_theirs() -> None:
     cache = LosingCache(plain.cache)
     engine = SmallEngine(plain.substrate, cache, Prefetching(cache, NoPrefetch(), Offer), EngineSettings(), FCFS())
     outcome = engine.run(make_requests([ask("ab"), *[ask("", at=5.0, output=PAGE_TOKENS + 2)] * 2]))
-    assert cache.promised == [1, 1]
+    assert cache.reserved == [1, 1]
     assert (outcome.e2e_s > 0).all()
     check_idle(engine)

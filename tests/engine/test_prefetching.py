@@ -44,7 +44,7 @@ def play(
     prefetching = Prefetching(cache, policy, Offer)
     outcome = Replay(CacheServer(cache, prefetching), ReplaySettings(in_flight=in_flight)).run(requests)
     cache.check()
-    assert not cache.transfers.holds and not prefetching.in_flight_pages
+    assert not cache.transfers.fetch_pins and not prefetching.in_flight_pages
     counts = outcome.prefetch
     assert counts["fetched_pages"] == counts["used_pages"] + counts["wasted_pages"]
     return outcome

@@ -15,7 +15,7 @@ from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.store_threshold import StoreThreshold
 from tests.engines.small import replayed
-from tests.workloads import Words, runs_of
+from tests.workloads import Words, extents_of
 
 PAGE_TOKENS = 4
 Row = tuple[int, int]
@@ -79,7 +79,7 @@ class Small:
 
     def on_gpu(self, word: str) -> int:
         """How many pages of the word are found on the GPU."""
-        return sum(node.pages for node in self.cache.pool.match(runs_of(self.words.pages(word)))[0])
+        return sum(node.pages for node in self.cache.pool.match(extents_of(self.words.pages(word)))[0])
 
     def on_cpu(self, word: str) -> str:
         """The letters of the word whose pages are in CPU memory."""

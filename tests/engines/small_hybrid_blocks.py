@@ -11,7 +11,7 @@ from kvsim.policies.checkpoint.retention import Retention
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from tests.engines.small import replayed
-from tests.workloads import Words, runs_of
+from tests.workloads import Words, extents_of
 
 PAGE_TOKENS = 4
 
@@ -73,12 +73,12 @@ class Small:
     def states(self, word: str) -> list[int]:
         """The pages of the word after which a state can be used."""
         pages = self.words.pages(word)
-        found = self.cache.pool.states.deepest_first(runs_of(pages), len(pages))
+        found = self.cache.pool.states.deepest_first(extents_of(pages), len(pages))
         return sorted(depth for depth, blocks in found if all(blocks))
 
     def known(self, word: str) -> int:
         """The pages of the word that attention alone could reuse."""
-        return sum(node.pages for node in self.cache.pool.match(runs_of(self.words.pages(word)))[0])
+        return sum(node.pages for node in self.cache.pool.match(extents_of(self.words.pages(word)))[0])
 
 
 def check(cache: VLLMHybridCache, running: list[HybridLease]) -> None:

@@ -15,7 +15,7 @@ from kvsim.policies.eviction.s3_fifo import S3FIFO
 from kvsim.policies.placement.write_through_selective import WriteThroughSelective
 from tests.engines.slow_swaps import SlowSwaps
 from tests.engines.small_swaps import Small, make_cache, play
-from tests.workloads import EXAMPLES, branching_requests, conversations, random_requests, runs_of
+from tests.workloads import EXAMPLES, branching_requests, conversations, extents_of, random_requests
 
 
 def test_a_prompt_is_written_when_its_request_finishes() -> None:
@@ -104,7 +104,7 @@ def test_a_use_on_the_gpu_counts_for_storage() -> None:
 def answer(cache: Small, word: str, text: str) -> SwapLease:
     """A request that has computed the answer ``text`` to ``word``, and one token more."""
     request = cache.request(word, output=len(text) + 1)
-    request.output_runs = runs_of(cache.words.pages(word + text)[len(word) :])
+    request.output_runs = extents_of(cache.words.pages(word + text)[len(word) :])
     lease = cache.attempt(request)
     assert lease is not None
     return lease

@@ -26,7 +26,7 @@ from tests.engines.recorded import golden_rows
 from tests.engines.slow_lightllm import Row
 from tests.engines.slow_lightllm_hybrid import SlowLightLLMHybrid
 from tests.engines.small import replayed
-from tests.workloads import EXAMPLES, Words, make_request, random_requests, runs_of, write_trace
+from tests.workloads import EXAMPLES, Words, extents_of, make_request, random_requests, write_trace
 
 
 def make_cache(
@@ -105,7 +105,7 @@ class Small:
 
     def in_tree(self, word: str) -> int:
         """The pages of the word that the tree has."""
-        path, _, agreed, _ = self.cache.tree.walk(self.cache.tree.root, runs_of(self.words.pages(word)))
+        path, _, agreed, _ = self.cache.tree.walk(self.cache.tree.root, extents_of(self.words.pages(word)))
         return sum(node.pages for node in path) + agreed
 
     def states(self) -> list[str]:

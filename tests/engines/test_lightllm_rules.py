@@ -128,7 +128,7 @@ class Small:
         """The letters on the CPU, the next to leave first; for CPU pages of one token."""
         store = self.cache.store
         assert store is not None
-        return self.words.text(run for run, _, _ in store._idle.oldest_first())
+        return self.words.text(extent for extent, _, _ in store._idle.oldest_first())
 
 
 # --- the GPU ---------------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from tests.engines.recorded import golden_rows, reference
 from tests.engines.slow_radix import SlowNode, SlowRadix, play_slowly
 from tests.engines.small import check, empty_cache, make_cache, play
 from tests.policies.small import POLICIES, policy_of
-from tests.workloads import EXAMPLES, Words, as_records, random_requests, runs_of
+from tests.workloads import EXAMPLES, Words, as_records, extents_of, random_requests
 
 WEKA = "traces/weka_claude_code_traces_rle.jsonl.gz"
 
@@ -113,7 +113,7 @@ def test_a_whole_leaf_leaves_even_if_less_is_lacking() -> None:
     assert cache.cache.gpu.pool.free == 5
 
 
-def test_a_node_is_all_that_one_insert_added_however_many_runs_it_has() -> None:
+def test_a_node_is_all_that_one_insert_added_however_many_extents_it_has() -> None:
     cache = Small(10)
     cache.words.ids.update({"a": 0, "ab": 1, "abc": 7, "abcd": 8})
     cache.use("abcd")
@@ -220,7 +220,9 @@ def test_a_request_that_does_not_fit_was_looked_up_all_the_same(eviction: Callab
 
 def test_a_refused_request_waits_for_the_oldest_to_finish() -> None:
     requests = [
-        Request(index=i, arrival_s=0.0, prompt_tokens=4, output_tokens=1, runs=runs_of(range(10 * i, 10 * i + 4)), prompt_pages=4)
+        Request(
+            index=i, arrival_s=0.0, prompt_tokens=4, output_tokens=1, runs=extents_of(range(10 * i, 10 * i + 4)), prompt_pages=4
+        )
         for i in range(3)
     ]
     cache = make_cache(10, eviction=LRU)

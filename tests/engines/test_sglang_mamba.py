@@ -30,7 +30,7 @@ from tests.engines import small
 from tests.engines.recorded import golden_rows, reference
 from tests.engines.slow_stateful import NoSlot, SlowStateful
 from tests.policies.small import POLICIES, policy_of
-from tests.workloads import EXAMPLES, Words, as_records, random_requests, runs_of
+from tests.workloads import EXAMPLES, Words, as_records, extents_of, random_requests
 
 TRACE = "traces/mooncake_conversation_trace.jsonl.gz"
 
@@ -116,7 +116,7 @@ class Small:
     def answer(self, word: str, answer: str, *, tail: int = 0) -> None:
         """A request with the pages of an answer; its last token's KV is never computed."""
         request = self.words.request(word, tail=tail, output=len(answer) + 1)
-        request.output_runs = runs_of(self.words.pages(word + answer)[len(word) :])
+        request.output_runs = extents_of(self.words.pages(word + answer)[len(word) :])
         self.finish(self.serve(request))
 
     def nodes(self) -> list[str]:

@@ -25,7 +25,7 @@ from kvsim.run.play import build_tiers, replay
 from tests.engines.recorded import golden_rows, reference
 from tests.engines.slow_blocks import SlowArc, SlowBlocks, SlowOffload, play_slowly
 from tests.engines.small_blocks import PAGE_TOKENS, Small, make_cache, play
-from tests.workloads import Words, as_records, random_requests, runs_of
+from tests.workloads import Words, as_records, extents_of, random_requests
 
 POLICIES: dict[str, tuple[Callable[[], EvictionPolicy], type[SlowOffload]]] = {"lru": (LRU, SlowOffload), "arc": (ARC, SlowArc)}
 
@@ -41,7 +41,7 @@ class SmallTier:
         self.words = Words()
 
     def start(self, word: str, *, hit: int = 0, spare: int = 0) -> OffloadUse:
-        use = self.tier.use(runs_of(self.words.pages(word)), hit, len(word) - spare)
+        use = self.tier.use(extents_of(self.words.pages(word)), hit, len(word) - spare)
         assert self.tier.order.pages == self.tier.tier.pool.capacity - self.tier.tier.pool.free
         return use
 
@@ -129,14 +129,14 @@ def test_pages_below_the_threshold_are_counted() -> None:
 def test_known_pages_of_an_offer_become_the_most_recent_and_then_the_new_ones() -> None:
     offers = StoreThreshold(k=2, tracker_pages=3).offer_table()
     a, b, c, d, e, f = ((page, 1) for page in range(0, 12, 2))
-    for run in (a, b, c):
-        offers.count((run,))
+    for extent in (a, b, c):
+        offers.count((extent,))
     offers.count((d, a))  # b leaves; then c, a, d
-    assert [offers.known.count([run]) for run in (a, b, c, d)] == [1, 0, 1, 1]
+    assert [offers.known.count([extent]) for extent in (a, b, c, d)] == [1, 0, 1, 1]
     offers.count((e,))
-    assert [offers.known.count([run]) for run in (a, c, d)] == [1, 0, 1]
+    assert [offers.known.count([extent]) for extent in (a, c, d)] == [1, 0, 1]
     offers.count((f,))
-    assert [offers.known.count([run]) for run in (a, d)] == [0, 1]
+    assert [offers.known.count([extent]) for extent in (a, d)] == [0, 1]
 
 
 # --- what leaves ----------------------------------------------------------------------------------------------------------

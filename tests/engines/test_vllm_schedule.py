@@ -21,7 +21,7 @@ from kvsim.engine.prefetching import Prefetching
 from kvsim.engines.vllm.rules import VLLMRules
 from kvsim.engines.vllm.stepped import SteppedCache
 from kvsim.hardware.spec import HardwareSpec, LinearHardware
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.lru import LRU
@@ -35,7 +35,7 @@ from tests.engine.small import HARDWARE, MODEL
 from tests.engines.slow_schedule import SlowSchedule
 from tests.engines.small import empty_cache
 from tests.policies.small import POLICIES, policy_of
-from tests.workloads import EXAMPLES, Words, make_request, pages_of, runs_of
+from tests.workloads import EXAMPLES, Words, extents_of, make_request, pages_of
 
 PAGE_TOKENS = 4
 FORMULA = LinearHardware(
@@ -57,11 +57,11 @@ class Watched(Watch):
     def __init__(self) -> None:
         self.copies = Counter[int]()
 
-    def stored(self, tier: Tier, runs: tuple[Run, ...]) -> None:
-        self.copies.update(pages_of(runs))
+    def stored(self, tier: Tier, extents: tuple[Extent, ...]) -> None:
+        self.copies.update(pages_of(extents))
 
-    def dropped(self, tier: Tier, runs: tuple[Run, ...]) -> None:
-        self.copies.subtract(pages_of(runs))
+    def dropped(self, tier: Tier, extents: tuple[Extent, ...]) -> None:
+        self.copies.subtract(pages_of(extents))
 
     def check(self, cache: SteppedCache) -> None:
         """Recount the cache, and compare."""
@@ -130,9 +130,9 @@ def draw(random: Random, *, shares_answers: bool, count: int | None = None) -> l
             prompt_tokens=len(prompt) * PAGE_TOKENS + tail,
             output_tokens=output,
             arrival_s=now,
-            output_runs=runs_of(ids[len(prompt) :]),
+            output_runs=extents_of(ids[len(prompt) :]),
         )
-        request.own_path = None if shares_answers else runs_of(ids)
+        request.own_path = None if shares_answers else extents_of(ids)
         requests.append(request)
     return requests
 
@@ -204,7 +204,7 @@ def test_a_prompt_is_found_in_the_step_that_computes_it():
 def test_an_answer_below_the_second_copy_of_a_page_is_found_while_it_grows():
     """The second request computes the page of b again; the third finds the older copy, and after it the page of c."""
     words = Words()
-    answer = runs_of(words.pages("abcd")[2:])
+    answer = extents_of(words.pages("abcd")[2:])
     requests = [
         request(words, "ab", 0),
         words.request("ab", page_tokens=PAGE_TOKENS, output=12, index=1, arrival_s=0.001, output_runs=answer),
@@ -229,7 +229,12 @@ def test_a_retracted_request_finds_its_answer_again():
     ids = [words.pages((letter, *(f"{letter}{at}" for at in range(9)))) for letter in "ab"]
     requests = [
         make_request(
-            pages[:1], index=index, prompt_tokens=4, output_tokens=34, output_runs=runs_of(pages[1:]), own_path=runs_of(pages)
+            pages[:1],
+            index=index,
+            prompt_tokens=4,
+            output_tokens=34,
+            output_runs=extents_of(pages[1:]),
+            own_path=extents_of(pages),
         )
         for index, pages in enumerate(ids)
     ]

@@ -1,4 +1,4 @@
-"""Counts of pages by runs, against a dictionary of pages."""
+"""Counts of pages by extents, against a dictionary of pages."""
 
 from collections import Counter
 from itertools import pairwise
@@ -7,13 +7,13 @@ from random import Random
 import pytest
 
 from kvsim.pages.extent_counts import PageCounts
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 from tests.workloads import pages_of
 
 
-def leading(runs: list[Run], counted: Counter[int]) -> int:
+def leading(extents: list[Extent], counted: Counter[int]) -> int:
     """The same question, page by page."""
-    pages = pages_of(runs)
+    pages = pages_of(extents)
     return next((at for at, page in enumerate(pages) if not counted[page]), len(pages))
 
 
@@ -45,31 +45,31 @@ def test_neighbours_with_one_count_are_one() -> None:
     assert counts.counted() == [(0, 9, 1)]
 
 
-@pytest.mark.parametrize("runs", [[(5, 1)], [(0, 6)], [(2, 1), (2, 1)]])
-def test_what_was_not_added_cannot_be_removed(runs: list[Run]) -> None:
+@pytest.mark.parametrize("extents", [[(5, 1)], [(0, 6)], [(2, 1), (2, 1)]])
+def test_what_was_not_added_cannot_be_removed(extents: list[Extent]) -> None:
     counts = PageCounts()
     counts.add([(0, 5)])
     with pytest.raises(AssertionError, match="removed more often than"):
-        counts.remove(runs)
+        counts.remove(extents)
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_random_paths_against_a_dictionary(seed: int) -> None:
     random = Random(seed)
     counts, counted = PageCounts(), Counter[int]()
-    held: list[list[Run]] = []
+    held: list[list[Extent]] = []
     for _ in range(200):
-        runs = [(random.randrange(60), random.randint(1, 12)) for _ in range(random.randint(1, 3))]
-        assert counts.leading(runs) == leading(runs, counted)
+        extents = [(random.randrange(60), random.randint(1, 12)) for _ in range(random.randint(1, 3))]
+        assert counts.leading(extents) == leading(extents, counted)
         before = +counted
         if held and random.random() < 0.5:
             gone = held.pop(random.randrange(len(held)))
             counted.subtract(pages_of(gone))
             assert counts.remove(gone) == len(before) - len(+counted)
         else:
-            held.append(runs)
-            counted.update(pages_of(runs))
-            assert counts.add(runs) == len(+counted) - len(before)
+            held.append(extents)
+            counted.update(pages_of(extents))
+            assert counts.add(extents) == len(+counted) - len(before)
         assert counts.pages == len(+counted)
         found = counts.counted()
         assert {page: count for start, pages, count in found for page in range(start, start + pages)} == dict(+counted)

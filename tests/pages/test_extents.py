@@ -1,25 +1,25 @@
-"""Runs of page ids: joined, split, cut."""
+"""Extents of page ids: joined, split, cut."""
 
 import pytest
 
-from kvsim.pages.extents import Run, append_run, count_pages, drop_last_pages, join_runs, last_pages, split_runs
+from kvsim.pages.extents import Extent, append_extent, count_pages, drop_last_pages, join_extents, last_pages, split_extents
 
 
 @pytest.mark.parametrize(("dropped", "left"), [(0, ((1, 2), (8, 3))), (1, ((1, 2), (8, 2))), (3, ((1, 2),)), (4, ((1, 1),))])
-def test_the_last_pages_of_a_path_are_dropped(dropped: int, left: tuple[Run, ...]):
+def test_the_last_pages_of_a_path_are_dropped(dropped: int, left: tuple[Extent, ...]):
     assert drop_last_pages(((1, 2), (8, 3)), dropped) == left
 
 
 def test_paths_are_joined_in_normal_form():
-    assert join_runs(((1, 2), (8, 3)), ((11, 4), (20, 1))) == ((1, 2), (8, 7), (20, 1))
-    assert join_runs(((1, 2),), ((8, 3),)) == ((1, 2), (8, 3))
+    assert join_extents(((1, 2), (8, 3)), ((11, 4), (20, 1))) == ((1, 2), (8, 7), (20, 1))
+    assert join_extents(((1, 2),), ((8, 3),)) == ((1, 2), (8, 3))
 
 
-def test_a_run_that_continues_the_last_one_joins_it():
-    runs: list[Run] = []
+def test_an_extent_that_continues_the_last_one_joins_it():
+    extents: list[Extent] = []
     for start, pages in ((5, 2), (7, 1), (9, 1)):
-        append_run(runs, start, pages)
-    assert runs == [(5, 3), (9, 1)]
+        append_extent(extents, start, pages)
+    assert extents == [(5, 3), (9, 1)]
 
 
 @pytest.mark.parametrize(
@@ -33,11 +33,11 @@ def test_a_run_that_continues_the_last_one_joins_it():
         (6, ((0, 3), (10, 2)), ()),
     ],
 )
-def test_runs_are_split_after_any_page(pages, upper, lower):
-    assert split_runs(((0, 3), (10, 2)), pages) == (upper, lower)
+def test_extents_are_split_after_any_page(pages, upper, lower):
+    assert split_extents(((0, 3), (10, 2)), pages) == (upper, lower)
     assert count_pages(upper + lower) == 5
 
 
 @pytest.mark.parametrize(("pages", "left"), [(1, ((10, 1),)), (3, ((8, 3),)), (4, ((2, 1), (8, 3))), (5, ((1, 2), (8, 3)))])
-def test_the_last_pages_of_a_path_are_kept(pages: int, left: tuple[Run, ...]):
+def test_the_last_pages_of_a_path_are_kept(pages: int, left: tuple[Extent, ...]):
     assert last_pages(((1, 2), (8, 3)), pages) == left

@@ -10,7 +10,7 @@ from kvsim.cluster.router import Router, known_engines
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier
-from kvsim.pages.extents import Run, count_pages
+from kvsim.pages.extents import Extent, count_pages
 from kvsim.plans.construct import construct
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.routing.base import RoutingPolicy
@@ -34,10 +34,10 @@ class SmallRouter(Router):
         super().__init__(policy, known_engines(policy, gpus, lambda: 0.0))
         self.gpus = gpus
 
-    def cached(self, engine: int, *runs: Run) -> None:
+    def cached(self, engine: int, *extents: Extent) -> None:
         """An engine has stored pages, and reports them."""
         (watch,) = self.gpus[engine].watches
-        watch.stored(self.gpus[engine], runs)
+        watch.stored(self.gpus[engine], extents)
 
 
 def router(policy: RoutingPolicy, engines: int = 3, *, seed: int = 0, **known: Any) -> SmallRouter:
@@ -56,16 +56,16 @@ def router(policy: RoutingPolicy, engines: int = 3, *, seed: int = 0, **known: A
     return SmallRouter(policy, gpus)
 
 
-def prompt(*runs: Run, index: int = 0, session: int = -1, output_tokens: int = 1) -> Request:
-    """A request whose prompt has these page ids and one token more; without runs, one page of its own."""
-    runs = runs or ((1000 + 10 * index, 1),)
-    pages = count_pages(runs)
+def prompt(*extents: Extent, index: int = 0, session: int = -1, output_tokens: int = 1) -> Request:
+    """A request whose prompt has these page ids and one token more; without extents, one page of its own."""
+    extents = extents or ((1000 + 10 * index, 1),)
+    pages = count_pages(extents)
     return Request(
         index=index,
         arrival_s=float(index),
         prompt_tokens=pages * PAGE_TOKENS + 1,
         output_tokens=output_tokens,
-        runs=runs,
+        runs=extents,
         prompt_pages=pages,
         session=session,
     )

@@ -17,7 +17,7 @@ from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.errors import UsageError
-from kvsim.pages.extents import split_runs
+from kvsim.pages.extents import split_extents
 from kvsim.plans.build import build_run
 from kvsim.plans.plan import Plan, TierPlan
 from kvsim.policies.eviction.belady import Belady
@@ -29,8 +29,8 @@ from tests.workloads import branching_requests, paths_of
 
 def requests_of(words: list[str]) -> list[Request]:
     return [
-        Request(index=index, arrival_s=0.0, prompt_tokens=4 * len(word), output_tokens=0, runs=runs, prompt_pages=len(word))
-        for index, (word, runs) in enumerate(zip(words, paths_of(words), strict=True))
+        Request(index=index, arrival_s=0.0, prompt_tokens=4 * len(word), output_tokens=0, runs=extents, prompt_pages=len(word))
+        for index, (word, extents) in enumerate(zip(words, paths_of(words), strict=True))
     ]
 
 
@@ -89,9 +89,9 @@ def with_answers(words: list[tuple[str, str]]) -> list[Request]:
             request,
             prompt_tokens=4 * len(word),
             output_tokens=4 * len(answer) + 1,
-            runs=split_runs(request.runs, len(word))[0],
+            runs=split_extents(request.runs, len(word))[0],
             prompt_pages=len(word),
-            output_runs=split_runs(request.runs, len(word))[1],
+            output_runs=split_extents(request.runs, len(word))[1],
         )
         for request, (word, answer) in zip(whole, words, strict=True)
     ]

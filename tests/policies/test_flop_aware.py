@@ -143,8 +143,8 @@ def workload() -> list[tuple[str, str]]:
 
 
 def described(pieces: list[Piece]) -> set[tuple[object, ...]]:
-    """Pieces with their parents' runs instead of their positions."""
-    return {(pieces[piece.parent].runs if piece.parent >= 0 else (), *piece[1:]) for piece in pieces}
+    """Pieces with their parents' extents instead of their positions."""
+    return {(pieces[piece.parent].extents if piece.parent >= 0 else (), *piece[1:]) for piece in pieces}
 
 
 def test_a_snapshot_is_restored() -> None:

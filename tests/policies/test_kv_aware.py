@@ -122,10 +122,10 @@ def test_random_traffic_against_single_pages(seed: int) -> None:
     cached: list[set[int]] = [set(), set(), set()]
     for index in range(80):
         shared, own = random.randint(0, 6), random.randint(0, 3)
-        runs = tuple(run for run in ((0, shared), (100 * (shared + 1) + 20 * random.randint(0, 3), own)) if run[1])
-        request = replace(prompt((0, 1), index=index), runs=runs, prompt_pages=shared + own)
+        extents = tuple(extent for extent in ((0, shared), (100 * (shared + 1) + 20 * random.randint(0, 3), own)) if extent[1])
+        request = replace(prompt((0, 1), index=index), runs=extents, prompt_pages=shared + own)
         request.prompt_tokens = request.prompt_pages * PAGE_TOKENS + random.randint(0, 3)
-        pages = pages_of(runs)
+        pages = pages_of(extents)
         hits = [next((at for at, page in enumerate(pages) if page not in some), len(pages)) for some in cached]
         tokens = [request.prompt_tokens - PAGE_TOKENS * hit for hit in hits]
         expected = []

@@ -49,7 +49,7 @@ PAIRS: dict[str, tuple[Callable[[], Any], type[Model]]] = {
 
 @st.composite
 def workloads(draw: st.DrawFn) -> list[list[int]]:
-    """Prompts of 1 to 8 pages that branch from one another, as page ids; some have several runs."""
+    """Prompts of 1 to 8 pages that branch from one another, as page ids; some have several extents."""
     ids: dict[tuple[int, ...], int] = {}
     gap = draw(st.integers(2, 9))
     words = st.lists(st.sampled_from([0, 0, 0, 1, 2]), min_size=1, max_size=8)

@@ -107,7 +107,7 @@ def test_the_table_counts_like_one_that_holds_single_pages(prompts: list[tuple[i
         path = [*range(shared), *range(100 * (branch + 1) + 20 * shared, 100 * (branch + 1) + 20 * shared + pages)]
         policy.on_request(make_request(path), 0.0)
         plain.offer(path)
-        counted = {run[0] + at: offers for run, _, offers in policy._table.known.oldest_first() for at in range(run[1])}
+        counted = {extent[0] + at: offers for extent, _, offers in policy._table.known.oldest_first() for at in range(extent[1])}
         assert counted == {page: min(count, k) for page, count in plain.counts.items()}
 
 

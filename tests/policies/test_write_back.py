@@ -79,11 +79,11 @@ def test_what_was_copied_early_frees_at_once() -> None:
     cache = small_cache(gpu=4, cpu=8, placement=early(0.0))
     cache.use("abcd")
     lease = cache.look("wx")
-    assert cache.admit(lease, 2, 100.0) and lease.waits and lease.promised_pages == 2
+    assert cache.admit(lease, 2, 100.0) and lease.waits and lease.reserved_pages == 2
     cache = small_cache(gpu=4, cpu=8, placement=early(0.5))
     cache.use("abcd")
     lease = cache.look("wx")
-    assert cache.admit(lease, 2, 100.0) and not lease.waits and not lease.promised_pages
+    assert cache.admit(lease, 2, 100.0) and not lease.waits and not lease.reserved_pages
 
 
 def test_an_early_copy_that_finds_no_room_is_not_made_and_counted() -> None:

@@ -62,11 +62,11 @@ def test_the_same_run_gives_the_same_bytes(recorded: Recorded, tmp_path: Path):
 
 def test_a_request_waits_and_runs_from_its_arrival_to_its_end(recorded: Recorded):
     timeline = recorded.timeline
-    stays, waits = of_request(timeline.of(RUNNING, depth=0)), of_request(timeline.of(WAITING))
+    admissions, waits = of_request(timeline.of(RUNNING, depth=0)), of_request(timeline.of(WAITING))
     served = [row for row in recorded.rows if row["status"] != "rejected"]
-    assert stays.keys() == {int(row["request"]) for row in served}
+    assert admissions.keys() == {int(row["request"]) for row in served}
     for row in served:
-        own, queued = stays[int(row["request"])], waits[int(row["request"])]
+        own, queued = admissions[int(row["request"])], waits[int(row["request"])]
         begin = min(one.start for one in [*own, *queued]) / 1e6
         assert begin == pytest.approx(float(row["arrival_s"]), abs=2e-6)
         assert sum(one.seconds for one in [*own, *queued]) == pytest.approx(float(row["e2e_s"]), abs=1e-5)
@@ -76,30 +76,30 @@ def test_a_request_waits_and_runs_from_its_arrival_to_its_end(recorded: Recorded
 def test_its_phases_are_those_of_the_results(recorded: Recorded):
     """A single stay: its queue, load and prefill are those of ``requests.csv.gz``, but for what steps waited for loads."""
     timeline = recorded.timeline
-    stays, waits = of_request(timeline.of(RUNNING, depth=0)), of_request(timeline.of(WAITING))
+    admissions, waits = of_request(timeline.of(RUNNING, depth=0)), of_request(timeline.of(WAITING))
     loaded = 0
     for row in recorded.rows:
-        own = stays[int(row["request"])]
+        own = admissions[int(row["request"])]
         if len(own) != 1:
             continue
-        (stay,) = own
+        (admission,) = own
         seconds: Counter[str] = Counter()
-        for one in stay.children:
+        for one in admission.children:
             seconds[one.name] += one.seconds  # type: ignore[assignment]
         queued_s = sum(one.seconds for one in waits[int(row["request"])])
         assert queued_s == pytest.approx(float(row["queue_s"]), abs=1e-5)
-        assert queued_s == pytest.approx(stay.args["queue_s"], abs=1e-5)
+        assert queued_s == pytest.approx(admission.args["queue_s"], abs=1e-5)
         assert seconds["load"] <= float(row["load_s"]) + 1e-5
         assert queued_s + seconds["load"] + seconds["prefill"] == pytest.approx(float(row["ttft_s"]), abs=1e-5)
-        assert seconds["load"] + seconds["prefill"] + seconds["decode"] == pytest.approx(stay.seconds, abs=1e-5)
+        assert seconds["load"] + seconds["prefill"] + seconds["decode"] == pytest.approx(admission.seconds, abs=1e-5)
         loaded += seconds["load"] > 0
     assert loaded or recorded.record["config"]["engine"]["overlap"] == "layerwise"
 
 
 def test_a_click_on_a_request_shows_its_hits(recorded: Recorded):
-    stays = of_request(recorded.timeline.of(RUNNING, depth=0))
+    admissions = of_request(recorded.timeline.of(RUNNING, depth=0))
     for row in recorded.rows:
-        first = stays[int(row["request"])][0]
+        first = admissions[int(row["request"])][0]
         for tier in ("gpu", "cpu", "disk"):
             assert first.args[f"hit_pages_{tier}"] == int(row[f"hit_pages_{tier}"])
         assert str(first.args["session"]) == row["session"] and str(first.args["turn"]) == row["turn"]

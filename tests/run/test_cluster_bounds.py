@@ -32,10 +32,10 @@ def requests_of(words: list[str], apart_s: float = 1000.0) -> list[Request]:
             arrival_s=apart_s * index,
             prompt_tokens=4 * len(word),
             output_tokens=1,
-            runs=runs,
+            runs=extents,
             prompt_pages=len(word),
         )
-        for index, (word, runs) in enumerate(zip(words, paths_of(words), strict=True))
+        for index, (word, extents) in enumerate(zip(words, paths_of(words), strict=True))
     ]
 
 

@@ -8,7 +8,7 @@ from kvsim.core.cache import CLAIMED, Cache
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.tier import Edge, Tier
-from kvsim.pages.extents import split_runs
+from kvsim.pages.extents import split_extents
 from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
@@ -40,7 +40,7 @@ class SmallHybrid(SmallCache):
         """Hit pages of a request that keeps the pages of its answer; the answer has a token more, of which no KV is left."""
         self.core.kv.rules = replace(self.core.kv.rules, cache_output=True)
         whole = self.request(word + answer).runs
-        lease = self.look(word, output_tokens=len(answer) + 1, output_runs=split_runs(whole, len(word))[1])
+        lease = self.look(word, output_tokens=len(answer) + 1, output_runs=split_extents(whole, len(word))[1])
         assert self.admit(lease, len(word + answer), next(self.clock), lease.lower_pages)
         self.move(lease.waits)
         assert self.claim(lease, next(self.clock)) == CLAIMED

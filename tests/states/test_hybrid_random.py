@@ -19,7 +19,7 @@ from kvsim.core.rules import Rules
 from kvsim.core.tier import Edge, Tier, chain
 from kvsim.core.tree import INCOMING
 from kvsim.engine.prefetching import Prefetching
-from kvsim.pages.extents import split_runs
+from kvsim.pages.extents import split_extents
 from kvsim.plans.build import build_run
 from kvsim.plans.plan import Plan
 from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
@@ -166,7 +166,7 @@ class Walk:
             self.cache.request(word, index=self.requests, output_tokens=len(answer) + 1),
         )
         self.requests += 1
-        request.output_runs = split_runs(whole.runs, len(word))[1]
+        request.output_runs = split_extents(whole.runs, len(word))[1]
         found = self.cache.found(request)
         self.looked = [*self.looked[-5:], (request, self.cache.version, found)]
         lease = self.cache.match(request)

@@ -8,18 +8,18 @@ import pytest
 from kvsim.policies.checkpoint.every_page import EveryPage
 from kvsim.policies.checkpoint.last import Last
 from kvsim.policies.checkpoint.none import NoCheckpoint
-from kvsim.states.store import DetachedStates, Place, StateIndex, first_of_run, places_after
+from kvsim.states.store import DetachedStates, Place, StateIndex, first_of_extent, places_after
 from tests.states.small_hybrid import hybrid, use
 
 
-def test_a_place_is_the_page_its_depth_and_its_run() -> None:
+def test_a_place_is_the_page_its_depth_and_its_extent() -> None:
     """Five pages: 10, 11, 12, 40, 41."""
-    runs = ((10, 3), (40, 2))
-    assert list(places_after(runs, [1, 3, 5])) == [Place(10, 1, 10), Place(12, 3, 10), Place(41, 5, 40)]
-    assert list(places_after(runs, [])) == list(places_after((), [])) == []
+    extents = ((10, 3), (40, 2))
+    assert list(places_after(extents, [1, 3, 5])) == [Place(10, 1, 10), Place(12, 3, 10), Place(41, 5, 40)]
+    assert list(places_after(extents, [])) == list(places_after((), [])) == []
 
 
-def test_states_are_found_by_runs_from_the_last_one_back() -> None:
+def test_states_are_found_by_extents_from_the_last_one_back() -> None:
     index: StateIndex[str] = StateIndex()
     path = ((10, 3), (40, 2))
     for place, name in zip(places_after(path, [2, 3, 4]), ("two", "three", "four"), strict=True):
@@ -36,12 +36,12 @@ def test_states_are_found_by_runs_from_the_last_one_back() -> None:
     assert list(index.deepest_first(path, 5)) == [] and index.values() == []
 
 
-def test_the_first_page_of_a_run_is_found_through_the_nodes_above() -> None:
+def test_the_first_page_of_an_extent_is_found_through_the_nodes_above() -> None:
     cache = hybrid(NoCheckpoint())
     use(cache, "abcde", "abxy", "abxz")
     for word in ("abcde", "abxy", "abxz"):
         (place,) = places_after(cache.request(word).runs, [len(word)])
-        assert first_of_run(cache.node(word)) == place.run
+        assert first_of_extent(cache.node(word)) == place.extent_start
 
 
 # --- detached states -------------------------------------------------------------------------------------------------
@@ -111,25 +111,25 @@ def test_without_room_a_state_is_not_saved_and_counted() -> None:
 # --- what finding a state costs --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("run_count", [1, 1_875])
-def test_the_longest_detached_state_of_a_long_prompt_is_found_at_once(run_count: int) -> None:
-    """120,000 tokens are 1,875 pages of 64, one run each; 100,000 other states are known. When idle, 10 us for 200 runs.
+@pytest.mark.parametrize("extent_count", [1, 1_875])
+def test_the_longest_detached_state_of_a_long_prompt_is_found_at_once(extent_count: int) -> None:
+    """120,000 tokens are 1,875 pages of 64, one extent each; 100,000 other states are known. When idle, 10 us for 200 extents.
 
     100 us at most or, on a machine where that is too little for as many bare questions to a dictionary, twice what these take.
     """
     states = DetachedStates(None)
-    length = 1_875 // run_count
-    runs = tuple((1_000_000 * number, length) for number in range(1, run_count + 1))
+    length = 1_875 // extent_count
+    extents = tuple((1_000_000 * number, length) for number in range(1, extent_count + 1))
     for number in range(10_000):
         first = 5_000_000_000 + 1_000 * number
         for depth in range(10, 110, 10):
             states.insert(Place(first + depth - 1, depth, first))
-    first = runs[0][0]
+    first = extents[0][0]
     states.insert(Place(first, 1, first))
     others = {5_000_000_000 + 1_000 * number: number for number in range(10_000)}
-    assert states.longest(runs, 1_875) == (1, first), "in the first of all runs, found last"
-    best = least_s(lambda: states.longest(runs, 1_875))
-    bare = least_s(lambda: [run for run in reversed(runs) if run[0] in others])
+    assert states.longest(extents, 1_875) == (1, first), "in the first of all extents, found last"
+    best = least_s(lambda: states.longest(extents, 1_875))
+    bare = least_s(lambda: [extent for extent in reversed(extents) if extent[0] in others])
     assert best < max(100e-6, 2 * bare), f"{best * 1e6:.1f} us, {bare * 1e6:.1f} us for bare questions"
 
 

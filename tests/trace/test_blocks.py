@@ -81,9 +81,9 @@ def test_pages_are_equal_exactly_where_prompts_are_equal_up_to_the_page_end(prom
     for stretch, missing in prompts:
         blocks = pages_of(stretch)
         tokens = len(blocks) * block_tokens - missing % block_tokens
-        runs, count = pages.lookup(stretch, tokens)
+        extents, count = pages.lookup(stretch, tokens)
         names = page_names(blocks, tokens, block_tokens, page_tokens, partial_tail)
-        assert len(pages_of(runs)) == count == len(names)
-        for page, name in zip(pages_of(runs), names, strict=True):
+        assert len(pages_of(extents)) == count == len(names)
+        for page, name in zip(pages_of(extents), names, strict=True):
             assert named.setdefault(name, page) == page
     assert len(set(named.values())) == len(named)

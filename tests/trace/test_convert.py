@@ -155,7 +155,7 @@ def with_answers(requests):
     """The pages of prompts and answers, numbered in the order in which they come."""
     numbers = {}
     paths = [(request.runs, request.output_runs or (), *request.sample_output_runs) for request in requests]
-    pages = [[start + at for runs in path for start, length in runs for at in range(length)] for path in paths]
+    pages = [[start + at for extents in path for start, length in extents for at in range(length)] for path in paths]
     return [[numbers.setdefault(page, len(numbers)) for page in path] for path in pages]
 
 

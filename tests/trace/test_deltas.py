@@ -26,8 +26,8 @@ def spelled(lines, block_tokens):
         yield prompt, whole
 
 
-def pages_of(runs):
-    return [start + at for start, length in runs for at in range(length)]
+def pages_of(extents):
+    return [start + at for start, length in extents for at in range(length)]
 
 
 @pytest.mark.parametrize("page_tokens", [1, 3, 4, 8])

@@ -12,7 +12,7 @@ def line(tokens, ids, timestamp=0, **more):
     return {"timestamp": timestamp, "input_length": tokens, "output_length": 9, "hash_ids": ids, **more}
 
 
-def runs(write, *lines, page_tokens=4, **settings):
+def extents(write, *lines, page_tokens=4, **settings):
     trace = Mooncake(path=write(*lines), block_tokens=4, **settings).load(page_tokens)
     assert [request.index for request in trace.requests] == list(range(len(lines)))
     assert all(request.prompt_pages == sum(pages for _, pages in request.runs) for request in trace.requests)
@@ -90,7 +90,7 @@ def test_a_bad_line_is_named(write, bad, message):
 
 def test_a_partial_block_needs_an_id_if_it_counts(write):
     with pytest.raises(TraceError, match="hash_ids has 2 ids, but input_length=10 takes 3 blocks"):
-        runs(write, line(10, [0, 1]), tail="all")
+        extents(write, line(10, [0, 1]), tail="all")
 
 
 def test_a_block_has_at_least_one_token():
@@ -113,7 +113,7 @@ def test_ids_that_are_chained_and_numbered_by_appearance_are_kept(long_trace):
     assert [request.runs for request in Mooncake(path=path, tail="all").load(512).requests] == [r.runs for r in requests]
 
 
-def test_a_trace_has_as_many_runs_at_any_page_size(long_trace):
+def test_a_trace_has_as_many_extents_at_any_page_size(long_trace):
     path, requests = long_trace
     for page_tokens in (512, 16, 1):
         trace = Mooncake(path=path, tail="all").load(page_tokens)

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 from kvsim.trace.chain_index import ChainIndex
 from kvsim.trace.page_hasher import PageHasher
 from kvsim.trace.page_index import PageIndex
@@ -27,9 +27,9 @@ def test_ids_are_handed_out_in_the_order_in_which_keys_are_first_seen():
 prompts = st.lists(st.lists(st.integers(0, 2), max_size=12), max_size=12)
 
 
-def assert_normalised(runs):
-    assert all(pages > 0 for _, pages in runs)
-    assert all(left[0] + left[1] != right[0] for left, right in pairwise(runs))
+def assert_normalised(extents):
+    assert all(pages > 0 for _, pages in extents)
+    assert all(left[0] + left[1] != right[0] for left, right in pairwise(extents))
 
 
 @given(prompts)
@@ -37,9 +37,9 @@ def test_a_key_index_agrees_with_a_dictionary_of_pages(token_lists):
     index, reference = PageIndex(), {}
     for tokens in token_lists:
         keys = PageHasher(1).keys(tokens)
-        runs = index.lookup(keys)
-        assert pages_of(runs) == [reference.setdefault(key, len(reference)) for key in keys]
-        assert_normalised(runs)
+        extents = index.lookup(keys)
+        assert pages_of(extents) == [reference.setdefault(key, len(reference)) for key in keys]
+        assert_normalised(extents)
         assert index.pages == len(reference)
 
 
@@ -54,7 +54,7 @@ def test_an_id_behind_another_page_is_another_page():
     assert index.lookup([(100, 4)]) == ((0, 3), (7, 1))
 
 
-def test_a_path_that_grows_stays_one_run_while_nothing_comes_between():
+def test_a_path_that_grows_stays_one_extent_while_nothing_comes_between():
     index = ChainIndex()
     assert index.lookup([(9, 2)]) == ((0, 2),)
     assert index.lookup([(9, 5)]) == ((0, 5),)
@@ -78,15 +78,15 @@ def page_by_page(reference, sequence, scope):
     return path
 
 
-def cut_into_runs(sequence, cuts):
-    """Runs of a sequence, cut at some places where they need not be."""
-    runs: list[Run] = []
+def cut_into_extents(sequence, cuts):
+    """Extents of a sequence, cut at some places where they need not be."""
+    extents: list[Extent] = []
     for position, foreign in enumerate(sequence):
-        if runs and sum(runs[-1]) == foreign and not cuts >> position & 1:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        if extents and sum(extents[-1]) == foreign and not cuts >> position & 1:
+            extents[-1] = (extents[-1][0], extents[-1][1] + 1)
         else:
-            runs.append((foreign, 1))
-    return runs
+            extents.append((foreign, 1))
+    return extents
 
 
 stretches = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 5)), max_size=6)
@@ -99,8 +99,8 @@ def test_a_chain_index_agrees_with_a_dictionary_of_parent_and_id(sequences):
         sequence = pages_of(stretch)
         known = len(reference)
         path = page_by_page(reference, sequence, scope)
-        runs = index.lookup(cut_into_runs(sequence, cuts), scope)
-        assert pages_of(runs) == path
-        assert_normalised(runs)
+        extents = index.lookup(cut_into_extents(sequence, cuts), scope)
+        assert pages_of(extents) == path
+        assert_normalised(extents)
         assert index.pages == len(reference)
         assert [page for page in path if page >= known] == list(range(known, len(reference)))

@@ -7,7 +7,7 @@ import pytest
 import zstandard
 
 from kvsim.errors import TraceError
-from kvsim.trace.records import Record, read_records, runs_of
+from kvsim.trace.records import Record, extents_of, read_records
 
 
 def read(path, limit=None):
@@ -164,7 +164,7 @@ def test_a_missing_field_is_named(method):
         getattr(Record("f", 3, {}), method)("x")
 
 
-def test_ids_become_normalised_runs():
-    assert runs_of([]) == ()
-    assert runs_of([4]) == ((4, 1),)
-    assert runs_of([4, 5, 6, 9, 10, 3, 3]) == ((4, 3), (9, 2), (3, 1), (3, 1))
+def test_ids_become_normalised_extents():
+    assert extents_of([]) == ()
+    assert extents_of([4]) == ((4, 1),)
+    assert extents_of([4, 5, 6, 9, 10, 3, 3]) == ((4, 3), (9, 2), (3, 1), (3, 1))

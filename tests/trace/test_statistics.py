@@ -21,14 +21,14 @@ from kvsim.trace.statistics import (
 from tests.workloads import paths_of
 
 
-def request(index, tokens, *runs, session=-1, arrival_s=None):
-    pages = sum(length for _, length in runs)
+def request(index, tokens, *extents, session=-1, arrival_s=None):
+    pages = sum(length for _, length in extents)
     return Request(
         index=index,
         arrival_s=2.0 * index if arrival_s is None else arrival_s,
         prompt_tokens=tokens,
         output_tokens=10 * index,
-        runs=runs,
+        runs=extents,
         prompt_pages=pages,
         session=session,
     )
@@ -68,9 +68,9 @@ def test_published_numbers_have_names_that_ours_have():
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), max_size=25))
-def test_stretches_agree_with_a_set(runs):
+def test_stretches_agree_with_a_set(extents):
     stretches, reference = Stretches(), set()
-    for start, pages in runs:
+    for start, pages in extents:
         known = stretches.known(start, pages)
         assert known == next((i for i in range(pages) if start + i not in reference), pages)
         new = [page for page in range(start, start + pages) if page not in reference]
@@ -103,7 +103,7 @@ def test_reuse_in_numbers():
 def test_a_page_counts_once_in_a_window():
     """Minutes: pages 0 1 2 and again 0; then 0 1; nothing for a minute; then 5. On average (3 + 2 + 0 + 1) / 4."""
     arrivals = ((0.0, (0, 3)), (59.0, (0, 1)), (60.0, (0, 2)), (190.0, (5, 1)))
-    reuse = reuse_statistics(trace_of([request(i, 16, run, arrival_s=at) for i, (at, run) in enumerate(arrivals)]))
+    reuse = reuse_statistics(trace_of([request(i, 16, extent, arrival_s=at) for i, (at, extent) in enumerate(arrivals)]))
     assert reuse.working_sets == [WorkingSet(60.0, 1.5, 3)]
 
 
@@ -112,7 +112,9 @@ WORDS = st.lists(st.text("ab", max_size=7), min_size=1, max_size=30)
 
 @given(WORDS)
 def test_reuse_is_what_counting_page_by_page_finds(words):
-    requests = [request(i, 4 * len(word) + 1, *runs) for i, (word, runs) in enumerate(zip(words, paths_of(words), strict=True))]
+    requests = [
+        request(i, 4 * len(word) + 1, *extents) for i, (word, extents) in enumerate(zip(words, paths_of(words), strict=True))
+    ]
     prompts = [[page for start, length in r.runs for page in range(start, start + length)] for r in requests]
     users = {page: sum(page in prompt for prompt in prompts) for prompt in prompts for page in prompt}
     starts, stops, uses = (column.tolist() for column in uses_by_page(requests))

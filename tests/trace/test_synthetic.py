@@ -88,9 +88,9 @@ def test_a_limit_keeps_the_requests_that_arrive_first():
     assert outline(part) == outline(whole)[:20]
 
 
-def test_more_tokens_to_a_page_do_not_mean_more_runs():
-    runs = [sum(len(request.runs) for request in Synthetic().load(page_tokens).requests) for page_tokens in (512, 16, 1)]
-    assert runs[0] <= runs[1] <= runs[2] < 2.2 * 5000
+def test_more_tokens_to_a_page_do_not_mean_more_extents():
+    extents = [sum(len(request.runs) for request in Synthetic().load(page_tokens).requests) for page_tokens in (512, 16, 1)]
+    assert extents[0] <= extents[1] <= extents[2] < 2.2 * 5000
 
 
 def test_the_defaults_lie_between_the_real_traces():

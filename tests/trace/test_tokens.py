@@ -10,13 +10,13 @@ def line(tokens, **more):
     return {"token_ids": tokens, "output_length": 3, **more}
 
 
-def runs(write, *lines, page_tokens=2, **settings):
+def extents(write, *lines, page_tokens=2, **settings):
     return [request.runs for request in Tokens(path=write(*lines), **settings).load(page_tokens).requests]
 
 
 def test_prompts_that_begin_alike_share_pages(write):
     lines = line([1, 2, 3, 4, 5]), line([1, 2, 9, 4]), line([1, 2, 3, 4, 5, 6])
-    assert runs(write, *lines) == [((0, 2),), ((0, 1), (2, 1)), ((0, 2), (3, 1))]
+    assert extents(write, *lines) == [((0, 2),), ((0, 1), (2, 1)), ((0, 2), (3, 1))]
 
 
 def test_a_line_is_a_request(write):
@@ -38,7 +38,7 @@ def test_timestamps_are_optional(write):
 def test_tenants_and_adapters_share_nothing(write):
     tokens = [1, 2]
     lines = line(tokens), line(tokens, tenant="a"), line(tokens, lora="a"), line(tokens, lora=7), line(tokens, tenant="a")
-    assert runs(write, *lines) == [((0, 1),), ((1, 1),), ((2, 1),), ((3, 1),), ((1, 1),)]
+    assert extents(write, *lines) == [((0, 1),), ((1, 1),), ((2, 1),), ((3, 1),), ((1, 1),)]
 
 
 def test_a_tenant_is_known_by_its_name(write):
@@ -50,7 +50,7 @@ def test_placeholders_of_different_images_share_nothing(write):
     tokens = [5, 5, 0, 0, 6, 6]
     cat, dog = [[2, 4, "cat"]], [[2, 4, "dog"]]
     lines = line(tokens, multimodal=cat), line(tokens, multimodal=dog), line(tokens, multimodal=cat)
-    assert runs(write, *lines) == [((0, 3),), ((0, 1), (3, 2)), ((0, 3),)]
+    assert extents(write, *lines) == [((0, 3),), ((0, 1), (3, 2)), ((0, 3),)]
 
 
 def test_a_line_may_have_a_priority(write):

@@ -8,7 +8,7 @@ from kvsim.core.serving import NEVER_FITS, Server
 from kvsim.core.tier import CPU, GPU, Edge, Tier
 from kvsim.core.tree import ABSENT, INCOMING, READY, Node, RadixTree
 from kvsim.core.victims import check_enough, victim, victims
-from kvsim.pages.extents import Run, count_pages
+from kvsim.pages.extents import Extent, count_pages
 
 
 class SwapLease:
@@ -159,7 +159,7 @@ class SwappingCache(Server):
         """
         residency, gpu, cpu, moved = self.residency, self.gpu, self.cpu, 0
         for node in nodes:
-            residency.reserve_copy(node, gpu, residency.take(gpu, node.pages))
+            residency.add_incoming(node, gpu, residency.take(gpu, node.pages))
             residency.set_ready(node, gpu, now)
             if cpu is not None and node.state[cpu.index] == READY:
                 residency.free(node, cpu)
@@ -204,18 +204,18 @@ class SwappingCache(Server):
         lease.slots = pool.join(lease.slots, self.residency.take(self.gpu, taken))
         lease.missing -= taken
 
-    def _insert_answer(self, lease: SwapLease, runs: tuple[Run, ...]) -> None:
+    def _insert_answer(self, lease: SwapLease, extents: tuple[Extent, ...]) -> None:
         """Insert the full pages of a complete answer, which are in the request's slots, below its prompt."""
         residency, gpu, pool = self.residency, self.gpu, self.gpu.pool
         now = residency.tick(residency.now)
-        path, rest = residency.follow(lease.node, runs)
+        path, rest = residency.follow(lease.node, extents)
         for node in path:
             mine, lease.slots = pool.split(lease.slots, node.pages)
             if node.state[GPU] == READY:
                 residency.give(gpu, mine)
                 residency.pin_alone(node, gpu)
             else:
-                residency.reserve_copy(node, gpu, mine)
+                residency.add_incoming(node, gpu, mine)
                 residency.set_ready(node, gpu, now)
                 if self.cpu is not None and node.state[self.cpu.index] == READY:
                     residency.free(node, self.cpu)

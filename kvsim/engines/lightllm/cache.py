@@ -11,7 +11,7 @@ from kvsim.core.tier import GPU, Edge, Tier
 from kvsim.core.tree import Node, RadixTree
 from kvsim.core.victims import check_enough, victim, victims
 from kvsim.engines.lightllm.page_store import PageStore
-from kvsim.pages.extents import Run, count_pages, join_runs
+from kvsim.pages.extents import Extent, count_pages, join_extents
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class RunningLease:
     __slots__ = ("computed", "hits", "node", "pages", "request", "slots")
 
     def __init__(
-        self, request: Request, node: Node, computed: tuple[Run, ...], pages: int, slots: Any, hits: tuple[int, int, int]
+        self, request: Request, node: Node, computed: tuple[Extent, ...], pages: int, slots: Any, hits: tuple[int, int, int]
     ) -> None:
         self.request = request
         self.node = node
@@ -71,7 +71,7 @@ class LightLLMCache(Server):
         """Pages of all running requests, those that they share counted for each."""
         self._waiting: Request | None = None
         """The request that waits for room; what it has found on the CPU is taken."""
-        self._found: tuple[Run, ...] = ()
+        self._found: tuple[Extent, ...] = ()
         """CPU pages that the last look-up has found."""
 
     @property
@@ -114,7 +114,7 @@ class LightLLMCache(Server):
         self.residency.give(gpu, lease.slots)
         self.residency.unpin(lease.node, gpu)
 
-    def _begin(self, request: Request, path: tuple[Run, ...], pages: int, now: float) -> bool:
+    def _begin(self, request: Request, path: tuple[Extent, ...], pages: int, now: float) -> bool:
         """Look up on the CPU and, if there is room for ``pages`` pages in all, begin a request; otherwise return False."""
         has_room = self._has_room(pages)
         if self.store is not None:
@@ -131,20 +131,20 @@ class LightLLMCache(Server):
         """Return how many pages of a prompt a look-up covers."""
         return request.lookup_pages(self.page_tokens) if self._rules.recompute_last_token else request.prompt_pages
 
-    def _path(self, request: Request) -> tuple[Run, ...]:
+    def _path(self, request: Request) -> tuple[Extent, ...]:
         """Return the page ids of everything that enters the tree."""
         prompt, answer = request.runs, request.output_runs
         if not self._rules.cache_output:
             return prompt
         if request.own_path is not None:
             return request.own_path
-        return join_runs(prompt, answer) if prompt and answer else prompt or answer or ()
+        return join_extents(prompt, answer) if prompt and answer else prompt or answer or ()
 
     # --- GPU -------------------------------------------------------------------------------------------------------------
 
-    def _pin_known(self, runs: tuple[Run, ...], usable: int, now: float) -> tuple[Node, tuple[Run, ...]]:
+    def _pin_known(self, extents: tuple[Extent, ...], usable: int, now: float) -> tuple[Node, tuple[Extent, ...]]:
         """Pin the nodes that match. Returns the last of them, cut where the match ends, and the rest of the path."""
-        path, rest = self.residency.follow(self.tree.root, runs, usable)
+        path, rest = self.residency.follow(self.tree.root, extents, usable)
         node = path[-1] if path else self.tree.root
         self.residency.pin_path(path, self.gpu, node.depth + node.pages)
         self.residency.use(path, now, is_first=True)
@@ -186,7 +186,7 @@ class LightLLMCache(Server):
 
     # --- CPU -------------------------------------------------------------------------------------------------------------
 
-    def _look_up(self, store: PageStore, request: Request, path: tuple[Run, ...], usable: int, has_room: bool) -> None:
+    def _look_up(self, store: PageStore, request: Request, path: tuple[Extent, ...], usable: int, has_room: bool) -> None:
         """Look a request up on the CPU when it is first tried, and refresh what it finds when there is room for it."""
         if self._waiting is request:
             if has_room:

@@ -10,7 +10,7 @@ from kvsim.core.tier import Edge, Tier
 from kvsim.core.tree import Node
 from kvsim.engines.lightllm.cache import LightLLMCache
 from kvsim.engines.lightllm.state_pool import StatePool
-from kvsim.pages.extents import Run, count_pages, split_runs
+from kvsim.pages.extents import Extent, count_pages, split_extents
 
 
 class HybridLease:
@@ -69,12 +69,12 @@ class LightLLMHybridCache(LightLLMCache):
         gpu = self.gpu
         if pages >= gpu.pool.capacity:
             return NEVER_FITS
-        runs, full = request.runs, request.prompt_tokens // self.page_tokens
+        extents, full = request.runs, request.prompt_tokens // self.page_tokens
         if full < request.prompt_pages:
-            runs = split_runs(runs, full)[0]
-        if not self._begin(request, runs, pages, now):
+            extents = split_extents(extents, full)[0]
+        if not self._begin(request, extents, pages, now):
             return None
-        path, _ = self.residency.follow(self.tree.root, runs, self._usable_pages(request))
+        path, _ = self.residency.follow(self.tree.root, extents, self._usable_pages(request))
         self.residency.use(path, self.residency.now, is_first=True)
         node = self._deepest_state(path)
         self.residency.pin(node, gpu)
@@ -86,10 +86,10 @@ class LightLLMHybridCache(LightLLMCache):
         hit_pages = lease.known
         known_pages = path[-1].depth + path[-1].pages if path else 0
         found_pages = count_pages(self._found) * self.store.tier.unit_pages if self.store is not None else 0
-        self._use_detached(lease, runs, known_pages, found_pages)
+        self._use_detached(lease, extents, known_pages, found_pages)
         lease.hits = hit_pages, lease.taken - hit_pages, 0
         self._count(request, max(known_pages, found_pages), lease.taken)
-        self._prefill(lease, runs)
+        self._prefill(lease, extents)
         return lease
 
     def _has_room(self, pages: int) -> bool:
@@ -115,38 +115,38 @@ class LightLLMHybridCache(LightLLMCache):
                 return node
         return self.tree.root
 
-    def _use_detached(self, lease: HybridLease, runs: tuple[Run, ...], known_pages: int, found_pages: int) -> None:
+    def _use_detached(self, lease: HybridLease, extents: tuple[Extent, ...], known_pages: int, found_pages: int) -> None:
         """Begin from a detached state instead if there is one behind the hit."""
-        depth = self.states.longest_detached(runs, max(known_pages, found_pages))
+        depth = self.states.longest_detached(extents, max(known_pages, found_pages))
         if depth <= lease.known:
             return
         self.states.counts.used += not lease.known
         shared, now = min(known_pages, depth), self._tick()
-        path, _ = self.residency.follow(self.tree.root, runs, shared)
+        path, _ = self.residency.follow(self.tree.root, extents, shared)
         held = path[-1] if path else self.tree.root
         self.residency.pin(held, self.gpu)
         lease.known = lease.taken = max(lease.known, shared)
         self.counts.loaded_pages += depth - lease.taken
         self._take(lease, depth, now)
-        self._insert_checkpoint(lease, runs, depth)
+        self._insert_checkpoint(lease, extents, depth)
         self.residency.unpin(held, self.gpu)
 
-    def _prefill(self, lease: HybridLease, runs: tuple[Run, ...]) -> None:
+    def _prefill(self, lease: HybridLease, extents: tuple[Extent, ...]) -> None:
         """Take the pages of each chunk; insert all chunks but the last."""
         tokens, page_tokens, chunk_pages = lease.request.prompt_tokens, self.page_tokens, self._chunk_pages
-        full = count_pages(runs)
+        full = count_pages(extents)
         while chunk_pages and (lease.taken + chunk_pages) * page_tokens < tokens:
             end = lease.taken + chunk_pages
             self._take(lease, end, self._tick())
             if end <= full:
-                self._insert_checkpoint(lease, runs, end)
+                self._insert_checkpoint(lease, extents, end)
         self._take(lease, lease.pages, self._tick())
 
-    def _insert_checkpoint(self, lease: HybridLease, runs: tuple[Run, ...], depth: int) -> None:
+    def _insert_checkpoint(self, lease: HybridLease, extents: tuple[Extent, ...], depth: int) -> None:
         """Insert a request's first ``depth`` pages, pin them, mark them as used now, and save the state after them."""
         gpu, pool, now = self.gpu, self.gpu.pool, self._tick()
         start = lease.node.depth + lease.node.pages
-        own = split_runs(split_runs(runs, depth)[0], start)[1]
+        own = split_extents(split_extents(extents, depth)[0], start)[1]
         path, rest = self.residency.follow(lease.node, own)
         for node in path:
             self.residency.pin_alone(node, gpu)

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from kvsim.core.tier import Edge
-from kvsim.pages.extent_order import RunOrder
-from kvsim.pages.extents import Run, count_pages, every_last, split_runs
+from kvsim.pages.extent_order import ExtentOrder
+from kvsim.pages.extents import Extent, count_pages, every_last, split_extents
 
 IDLE: Final = 0
 TAKEN: Final = 1
@@ -28,42 +28,42 @@ class PageStore:
         self.tier = tier
         self.no_room_pages = 0
         """GPU pages that were not stored because every page was taken."""
-        self._idle = RunOrder()
+        self._idle = ExtentOrder()
         """Stored pages that are not taken, oldest first."""
-        self._taken = RunOrder()
+        self._taken = ExtentOrder()
         """Stored pages that a look-up has taken."""
         self._slots = tier.store(0)
         """Slots of all stored pages together."""
 
-    def named(self, runs: tuple[Run, ...], pages: int) -> tuple[Run, ...]:
+    def named(self, extents: tuple[Extent, ...], pages: int) -> tuple[Extent, ...]:
         """Return the CPU pages that lie within the first ``pages`` GPU pages of a path."""
         unit = self.tier.unit_pages
-        whole = split_runs(runs, pages - pages % unit)[0]
+        whole = split_extents(extents, pages - pages % unit)[0]
         return whole if unit == 1 else tuple(every_last(whole, unit))
 
-    def find(self, runs: tuple[Run, ...]) -> tuple[Run, ...]:
+    def find(self, extents: tuple[Extent, ...]) -> tuple[Extent, ...]:
         """Return the leading pages that are stored. Call ``take`` or ``refresh`` with them at once."""
-        return split_runs(runs, self._idle.leading_pages(runs))[0]
+        return split_extents(extents, self._idle.leading_pages(extents))[0]
 
-    def take(self, found: tuple[Run, ...]) -> None:
+    def take(self, found: tuple[Extent, ...]) -> None:
         """Keep the pages of a look-up from being evicted. Only one look-up may have taken pages at a time."""
         self._idle.remove(found)
         self._taken.append(found, tail_first=False)
 
-    def give_back(self, found: tuple[Run, ...]) -> None:
+    def give_back(self, found: tuple[Extent, ...]) -> None:
         """Give back taken pages and refresh them."""
         self._taken.remove(found)
         self.refresh(found)
 
-    def refresh(self, found: tuple[Run, ...]) -> None:
+    def refresh(self, found: tuple[Extent, ...]) -> None:
         """Make stored pages the most recent, page 0 the oldest of them."""
         self._idle.append(found, tail_first=False)
 
-    def store(self, runs: tuple[Run, ...]) -> None:
+    def store(self, extents: tuple[Extent, ...]) -> None:
         """Store as many leading pages of a prompt as fit. They become the most recent, page 0 the oldest of them."""
         idle, tier, unit = self._idle, self.tier, self.tier.unit_pages
         pool = tier.pool
-        at, kept, pieces = 0, 0, self._pieces(runs)
+        at, kept, pieces = 0, 0, self._pieces(extents)
         while at < len(pieces):
             (start, pages), state = pieces[at]
             at += 1
@@ -78,23 +78,23 @@ class PageStore:
                 if fitting < pages:
                     if fitting:
                         idle.append(((start, fitting),), tail_first=False)
-                    self.no_room_pages += unit * (pages - fitting + count_pages([run for run, _ in pieces[at:]]))
+                    self.no_room_pages += unit * (pages - fitting + count_pages([extent for extent, _ in pieces[at:]]))
                     return
                 if fitting > free:
-                    at, pieces = 0, self._pieces([run for run, _ in pieces[at:]])
+                    at, pieces = 0, self._pieces([extent for extent, _ in pieces[at:]])
             idle.append(((start, pages),), tail_first=False)
             kept += pages
 
-    def _pieces(self, runs: Iterable[Run]) -> list[tuple[Run, int]]:
+    def _pieces(self, extents: Iterable[Extent]) -> list[tuple[Extent, int]]:
         """Cut a path into pieces that are idle, taken or missing."""
         if not self._taken.pages:
-            return [(run, MISSING if here is None else IDLE) for run, here in self._idle.pieces(runs)]
-        pieces: list[tuple[Run, int]] = []
-        for run, here in self._idle.pieces(runs):
+            return [(extent, MISSING if here is None else IDLE) for extent, here in self._idle.pieces(extents)]
+        pieces: list[tuple[Extent, int]] = []
+        for extent, here in self._idle.pieces(extents):
             if here is None:
-                pieces += [(part, MISSING if taken is None else TAKEN) for part, taken in self._taken.pieces((run,))]
+                pieces += [(part, MISSING if taken is None else TAKEN) for part, taken in self._taken.pieces((extent,))]
             else:
-                pieces.append((run, IDLE))
+                pieces.append((extent, IDLE))
         return pieces
 
     def _evict(self, pages: int) -> None:

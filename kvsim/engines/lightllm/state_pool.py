@@ -4,8 +4,8 @@ from collections import OrderedDict
 
 from kvsim.core.tier import GPU, Tier
 from kvsim.core.tree import Node
-from kvsim.pages.extents import Run
-from kvsim.states.store import CheckpointCounts, DetachedStates, Place, first_of_run
+from kvsim.pages.extents import Extent
+from kvsim.states.store import CheckpointCounts, DetachedStates, Place, first_of_extent
 
 
 def last_page(node: Node) -> int:
@@ -67,11 +67,11 @@ class StatePool:
                 self._kept.move_to_end(node)
             node = node.parent
 
-    def longest_detached(self, runs: tuple[Run, ...], limit: int) -> int:
+    def longest_detached(self, extents: tuple[Extent, ...], limit: int) -> int:
         """Return the depth in pages of a prompt's deepest detached state within ``limit`` pages, and refresh it; 0: none."""
         if self.detached is None or not len(self.detached):
             return 0
-        found = self.detached.longest(runs, limit)
+        found = self.detached.longest(extents, limit)
         if found is None:
             return 0
         self.detached.touch(found[1])
@@ -89,7 +89,7 @@ class StatePool:
         if page in self.detached:
             self._free()
         del self._kept[node]
-        self.detached.insert(Place(page, depth, first_of_run(node)))
+        self.detached.insert(Place(page, depth, first_of_extent(node)))
         self.counts.detached += 1
 
     def describe(self, state_bytes: int) -> CheckpointCounts:

@@ -5,7 +5,7 @@ from kvsim.core.tier import CPU, GPU, Edge, Tier
 from kvsim.core.tree import READY, Node
 from kvsim.core.victims import check_enough, victim, victims
 from kvsim.engines.sglang.whole_nodes import NodeLease, WholeNodeCache
-from kvsim.pages.extents import Run, split_runs
+from kvsim.pages.extents import Extent, split_extents
 
 
 class HostedNodeCache(WholeNodeCache):
@@ -53,7 +53,7 @@ class HostedNodeCache(WholeNodeCache):
         if cpu_pages * self.page_tokens < self._load_min_tokens:
             if hosted:
                 self.touch(hosted, now)
-                rest = split_runs(request.runs, gpu_pages)[1]
+                rest = split_extents(request.runs, gpu_pages)[1]
             path, cpu_pages = on_gpu, 0
         elif hosted:
             self._load(lease, hosted, cpu_pages, now)
@@ -73,10 +73,10 @@ class HostedNodeCache(WholeNodeCache):
             self._offer(lease.node, now)
         return lease
 
-    def _insert_known(self, lease: NodeLease, runs: tuple[Run, ...], now: float) -> tuple[Run, ...]:
+    def _insert_known(self, lease: NodeLease, extents: tuple[Extent, ...], now: float) -> tuple[Extent, ...]:
         """Use computed pages as the GPU copy of nodes that only the host has; give back those of nodes on the GPU."""
         gpu = self.gpu
-        path, partial, agreed, rest = self.tree.walk(lease.node, runs)
+        path, partial, agreed, rest = self.tree.walk(lease.node, extents)
         if partial is not None:
             path.append(self.cut_at(partial, agreed, now))
         for node in path:
@@ -110,7 +110,7 @@ class HostedNodeCache(WholeNodeCache):
     def _arrive(self, lease: NodeLease, node: Node, slots: object, now: float) -> None:
         """Add a GPU copy of a node that only the host has; its host copy and the path above it are pinned already."""
         gpu = self.gpu
-        self.residency.reserve_copy(node, gpu, slots)
+        self.residency.add_incoming(node, gpu, slots)
         lease.node = node
         self.residency.set_ready(node, gpu, now)
 
@@ -147,7 +147,7 @@ class HostedNodeCache(WholeNodeCache):
         if cpu.pool.free < pages:
             self.counts.no_room_pages += pages
             return False
-        self.residency.reserve_copy(node, cpu, self.residency.take(cpu, pages))
+        self.residency.add_incoming(node, cpu, self.residency.take(cpu, pages))
         self.counts.written_pages += pages
         self.residency.set_ready(node, cpu, now)
         return True

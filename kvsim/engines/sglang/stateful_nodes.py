@@ -11,7 +11,7 @@ from kvsim.core.serving import RulesError
 from kvsim.core.tier import GPU, Tier
 from kvsim.core.tree import Node
 from kvsim.engines.sglang.whole_nodes import NodeLease, WholeNodeCache
-from kvsim.pages.extents import Run, append_run, join_runs, split_runs
+from kvsim.pages.extents import Extent, append_extent, join_extents, split_extents
 from kvsim.states.store import CheckpointCounts
 
 STRIDE = 1 << 32
@@ -23,7 +23,7 @@ class StatefulLease(NodeLease):
 
     __slots__ = ("known_pages", "prompt_pages", "rest", "states")
 
-    def __init__(self, request: Request, node: Node, rest: tuple[Run, ...], prompt_pages: int, known_pages: int) -> None:
+    def __init__(self, request: Request, node: Node, rest: tuple[Extent, ...], prompt_pages: int, known_pages: int) -> None:
         super().__init__(request, node, (node.depth + node.pages, 0, 0), None)
         self.rest = rest
         """Page ids after ``node`` that may be inserted: of the prompt and, if answers are cached, of the answer."""
@@ -138,8 +138,8 @@ class StatefulNodeCache(WholeNodeCache):
         now = self.residency.tick(now)
         full = min(request.prompt_tokens // self.page_tokens, request.prompt_pages)
         pages = request.lookup_pages(self.page_tokens) if self._recompute_last_token else full
-        runs = self._path(request, full)
-        path, partial, agreed, _ = self.tree.walk(self.tree.root, runs, pages)
+        extents = self._path(request, full)
+        path, partial, agreed, _ = self.tree.walk(self.tree.root, extents, pages)
         known = agreed
         if path:
             known += path[-1].depth + path[-1].pages
@@ -148,7 +148,7 @@ class StatefulNodeCache(WholeNodeCache):
         while path and path[-1] not in self.states:
             path.pop()
         hit = path[-1] if path else self.tree.root
-        lease = StatefulLease(request, hit, split_runs(runs, hit.depth + hit.pages)[1], full, known)
+        lease = StatefulLease(request, hit, split_extents(extents, hit.depth + hit.pages)[1], full, known)
         if path:
             for node in path:
                 node.last_used = now
@@ -158,22 +158,22 @@ class StatefulNodeCache(WholeNodeCache):
             self._take_states(lease, 1)
         return lease
 
-    def _path(self, request: Request, full: int) -> tuple[Run, ...]:
+    def _path(self, request: Request, full: int) -> tuple[Extent, ...]:
         """Return the page ids of all full pages that may enter the tree: the prompt's and, if answers are cached, the answer's.
 
         Pages of the answer without an id get one that no prompt has.
         """
         if not self._cache_output:
-            return request.runs if full == request.prompt_pages else split_runs(request.runs, full)[0]
+            return request.runs if full == request.prompt_pages else split_extents(request.runs, full)[0]
         path, answer = request.own_path, request.output_runs or ()
         if path is None:
-            path = join_runs(request.runs, answer) if request.runs and answer else request.runs or answer
+            path = join_extents(request.runs, answer) if request.runs and answer else request.runs or answer
         tokens = request.prompt_tokens + request.output_tokens
         wanted = (tokens - 1) // self.page_tokens if self._extra_buffer else -(-tokens // self.page_tokens)
         missing = wanted - sum([pages for _, pages in path])
         if missing > 0:
             padded = list(path)
-            append_run(padded, -STRIDE * (1 + request.index), missing)
+            append_extent(padded, -STRIDE * (1 + request.index), missing)
             path = tuple(padded)
         return path
 
@@ -202,7 +202,7 @@ class StatefulNodeCache(WholeNodeCache):
             stop = min(at + self._chunk_pages, end)
             if self._extra_buffer and at < known < stop:
                 stop = known
-            pages, rest = split_runs(lease.rest, stop - lease.node.depth - lease.node.pages)
+            pages, rest = split_extents(lease.rest, stop - lease.node.depth - lease.node.pages)
             self._take_states(lease, 1)
             lease.states -= 1
             self._insert(lease, pages)
@@ -210,7 +210,7 @@ class StatefulNodeCache(WholeNodeCache):
         if first < end:
             self._refresh(lease.node)
 
-    def _insert(self, lease: StatefulLease, runs: tuple[Run, ...]) -> None:
+    def _insert(self, lease: StatefulLease, extents: tuple[Extent, ...]) -> None:
         """Extend a request's path by pages that it has computed, and save its state there, in a slot that is free to use.
 
         The request holds the state at the new end of its path instead of the one before.
@@ -218,7 +218,7 @@ class StatefulNodeCache(WholeNodeCache):
         residency, states = self.residency, self.states
         if lease.node in states:
             states[lease.node] -= 1
-        rest = self._insert_known(lease, runs, residency.tick(residency.now))
+        rest = self._insert_known(lease, extents, residency.tick(residency.now))
         if rest:
             self.add_leaf(lease, rest, residency.tick(residency.now))
         node = lease.node

@@ -8,7 +8,7 @@ from kvsim.core.serving import Server
 from kvsim.core.tier import GPU, Tier
 from kvsim.core.tree import Node, RadixTree
 from kvsim.core.victims import check_enough, victim, victims
-from kvsim.pages.extents import Run, count_pages
+from kvsim.pages.extents import Extent, count_pages
 
 
 class NodeLease:
@@ -76,7 +76,7 @@ class WholeNodeCache(Server):
                 self.add_leaf(lease, rest, inserted)
         return lease
 
-    def look_up(self, request: Request, now: float) -> tuple[list[Node], tuple[Run, ...], float]:
+    def look_up(self, request: Request, now: float) -> tuple[list[Node], tuple[Extent, ...], float]:
         """Return a prompt's cached nodes, cutting the last where the match ends, the rest of its pages, and the time."""
         now = self.residency.tick(now)
         pages = request.prompt_pages
@@ -125,10 +125,10 @@ class WholeNodeCache(Server):
                 break
         check_enough(gpu, pages)
 
-    def _insert_known(self, lease: NodeLease, runs: tuple[Run, ...], now: float) -> tuple[Run, ...]:
+    def _insert_known(self, lease: NodeLease, extents: tuple[Extent, ...], now: float) -> tuple[Extent, ...]:
         """Give back computed pages that the cache has already. Returns those that it lacks."""
         gpu = self.gpu
-        path, partial, agreed, rest = self.tree.walk(lease.node, runs)
+        path, partial, agreed, rest = self.tree.walk(lease.node, extents)
         if partial is not None:
             path.append(self.cut_at(partial, agreed, now))
         for node in path:
@@ -145,12 +145,12 @@ class WholeNodeCache(Server):
         self.residency.pin_alone(node, self.gpu)
         lease.node = node
 
-    def add_leaf(self, lease: NodeLease, runs: tuple[Run, ...], now: float) -> None:
+    def add_leaf(self, lease: NodeLease, extents: tuple[Extent, ...], now: float) -> None:
         """Add a node for the pages that the cache lacks, in slots of the request."""
         gpu, parent = self.gpu, lease.node
-        pages = runs[0][1] if len(runs) == 1 else count_pages(runs)
+        pages = extents[0][1] if len(extents) == 1 else count_pages(extents)
         mine, lease.slots = gpu.pool.split(lease.slots, pages)
-        lease.node = self.residency.add_leaf(parent, runs, pages, gpu, mine, now)
+        lease.node = self.residency.add_leaf(parent, extents, pages, gpu, mine, now)
 
     def finish_request(self, lease: NodeLease) -> None:
         """End a request whose answer is complete: unpin its path and give back its other slots."""

@@ -10,7 +10,7 @@ from kvsim.core.tier import Tier
 from kvsim.core.tree import NO_CHILDREN, READY, Node, RadixTree
 from kvsim.core.victims import check_enough, cut_after, victim, victims
 from kvsim.engines.vllm.block_residency import BlockResidency
-from kvsim.pages.extents import Run, count_pages
+from kvsim.pages.extents import Extent, count_pages
 
 
 class BlockLease(Lease):
@@ -63,14 +63,14 @@ class BlockPool:
     # --- look-up ---------------------------------------------------------------------------------------------------------
 
     def match(
-        self, runs: tuple[Run, ...], limit: int = UNLIMITED, below: Node | None = None
-    ) -> tuple[list[Node], tuple[Run, ...]]:
+        self, extents: tuple[Extent, ...], limit: int = UNLIMITED, below: Node | None = None
+    ) -> tuple[list[Node], tuple[Extent, ...]]:
         """Return the nodes of the longest stored prefix, of at most ``limit`` pages, and the rest of the path.
 
         Both begin after ``below``, a node of the tree; by default after the root.
         """
         tree = self.residency.tree
-        path, part, agreed, rest = tree.walk(below or tree.root, runs, limit)
+        path, part, agreed, rest = tree.walk(below or tree.root, extents, limit)
         if part is not None:
             path.append(self._cut(part, agreed))
         return path, rest
@@ -110,7 +110,7 @@ class BlockPool:
         lease.held_pages += pages
         return True
 
-    def name(self, lease: BlockLease, runs: tuple[Run, ...]) -> None:
+    def name(self, lease: BlockLease, extents: tuple[Extent, ...]) -> None:
         """Add the next pages of the request below its path and pin them; its first slots hold them.
 
         Pages that are stored already become copies.
@@ -118,16 +118,16 @@ class BlockPool:
         residency, pool, parent = self.residency, self.gpu.pool, lease.node
         if lease.copies:
             parent = self._oldest(parent)
-        if runs[0][0] in parent.children:
-            path, runs = self.match(runs, below=parent)
+        if extents[0][0] in parent.children:
+            path, extents = self.match(extents, below=parent)
             for older in path:
                 self._add_copy(lease, older)
-            if not runs:
+            if not extents:
                 return
             parent = path[-1]
-        pages = count_pages(runs)
+        pages = count_pages(extents)
         slots, lease.slots = pool.split(lease.slots, pages)
-        lease.node = residency.add_leaf(parent, runs, pages, self.gpu, slots, residency.now)
+        lease.node = residency.add_leaf(parent, extents, pages, self.gpu, slots, residency.now)
         if self._copies and self._copies_of(parent):
             residency.ignore_children(parent, self.gpu)
 
@@ -187,7 +187,7 @@ class BlockPool:
         self._owners[copy] = lease
         lease.node = lease.copies[page] = copy
         mine, lease.slots = gpu.pool.split(lease.slots, copy.pages)
-        residency.add_apart(copy, gpu, mine, residency.now)
+        residency.add_outside_tree(copy, gpu, mine, residency.now)
 
     def _announce(self, first: Node) -> None:
         """Announce a node that can leave before its children, and again those given back with it: deeper, they leave first."""
@@ -257,7 +257,7 @@ class BlockPool:
     def _vacate(self, node: Node) -> None:
         """Free the slots of a node that is evicted, wherever it is."""
         self.residency.counts.dropped_pages += node.pages
-        self.residency.free_apart(node, self.gpu)
+        self.residency.free_in_place(node, self.gpu)
 
     def reset(self) -> None:
         """Drop every page. Slots in use are freed when their requests end."""

@@ -18,14 +18,14 @@ class BlockResidency(Residency):
         """Let a node, all of whose children are in the tier, leave after them again."""
         node.children_in[tier.index] = len(node.children)
 
-    def add_apart(self, node: Node, tier: Tier, slots: Any, now: float) -> None:
+    def add_outside_tree(self, node: Node, tier: Tier, slots: Any, now: float) -> None:
         """Make a node outside the tree ready in a tier, and pin it there."""
         index = tier.index
         node.slots[index] = slots
         node.pins[index] = 1
         self.set_ready(node, tier, now)
 
-    def free_apart(self, node: Node, tier: Tier) -> None:
+    def free_in_place(self, node: Node, tier: Tier) -> None:
         """Free the slots of a ready, unpinned node wherever it is; its place in the tree stays."""
         self.version += 1
         index = tier.index

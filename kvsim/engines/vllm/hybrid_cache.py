@@ -10,7 +10,7 @@ from kvsim.core.tier import Tier
 from kvsim.core.tree import Node, RadixTree
 from kvsim.engines.vllm.block_pool import BlockLease
 from kvsim.engines.vllm.state_blocks import StateBlockPool
-from kvsim.pages.extents import Run, split_runs
+from kvsim.pages.extents import Extent, split_extents
 from kvsim.states.store import CheckpointCounts, Place, places_after
 
 
@@ -71,15 +71,15 @@ class VLLMHybridCache(Server):
 
     def serve(self, request: Request, pages: int, now: float) -> HybridLease | None:
         """Match, and compute the rest with room for ``pages`` pages in all. Without room, return None; at most cut a node."""
-        page_tokens, pool, runs = self.page_tokens, self.pool, request.runs
+        page_tokens, pool, extents = self.page_tokens, self.pool, request.runs
         full = request.prompt_tokens // page_tokens
         if full < request.prompt_pages:
-            runs = split_runs(runs, full)[0]
+            extents = split_extents(extents, full)[0]
         else:
             full = request.prompt_pages
-        path, _ = pool.match(runs, request.lookup_pages(page_tokens))
+        path, _ = pool.match(extents, request.lookup_pages(page_tokens))
         known = path[-1].depth + path[-1].pages if path else 0
-        hit, state = pool.deepest_state(runs, known) if known else (0, [])
+        hit, state = pool.deepest_state(extents, known) if known else (0, [])
         nodes = pool.first_pages(path, hit)
         junction = known if known > hit else 0
         ends = step_ends(hit * page_tokens, request.prompt_tokens, junction * page_tokens, page_tokens, self._chunk_tokens)
@@ -91,9 +91,9 @@ class VLLMHybridCache(Server):
         if state:
             pool.hold_state(state)
             lease.held_states.append((state, None))
-        self._compute(lease, ends, self._kept(request.prompt_tokens, runs, full, junction, ends), pages)
+        self._compute(lease, ends, self._kept(request.prompt_tokens, extents, full, junction, ends), pages)
         if hit < full:
-            pool.name(lease, split_runs(runs, hit)[1] if hit else runs)
+            pool.name(lease, split_extents(extents, hit)[1] if hit else extents)
         self._count(request, hit, known)
         return lease
 
@@ -118,13 +118,13 @@ class VLLMHybridCache(Server):
         wanted = own_pages + self._groups * min(steps, 2)
         return wanted <= gpu.pool.free + gpu.evictable_pages - idle
 
-    def _kept(self, tokens: int, runs: tuple[Run, ...], full: int, junction: int, ends: list[int]) -> dict[int, Place]:
+    def _kept(self, tokens: int, extents: tuple[Extent, ...], full: int, junction: int, ends: list[int]) -> dict[int, Place]:
         """Return the places of the states that get a key, by the tokens before them."""
         page_tokens, every = self.page_tokens, self._interval_pages
         replay = (tokens - 1) // page_tokens
         depths = [end // page_tokens for end in ends if end % page_tokens == 0 and end <= full * page_tokens]
         kept = [depth for depth in depths if depth in (replay, junction) or every and depth % every == 0]
-        return {place.depth * page_tokens: place for place in places_after(runs, kept)}
+        return {place.depth * page_tokens: place for place in places_after(extents, kept)}
 
     def _compute(self, lease: HybridLease, ends: list[int], kept: dict[int, Place], pages: int) -> None:
         """Take the blocks of all steps, one after another."""

@@ -1,13 +1,13 @@
 """vLLM's CPU offloading tier: single pages, offered by every request, in an order that the eviction policy defines.
 
-Pages have no parents here: any page may be stored or evicted. A request's pages are handled as runs.
+Pages have no parents here: any page may be stored or evicted. A request's pages are handled as extents.
 """
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvsim.core.tier import Edge
-from kvsim.pages.extents import Run, count_pages, split_runs
+from kvsim.pages.extents import Extent, count_pages, split_extents
 
 if TYPE_CHECKING:
     from kvsim.policies.eviction.offload_order import OffloadOrder, Seen
@@ -52,13 +52,13 @@ class OffloadTier:
         self._slots = tier.store(0)
         """Slots of all stored pages together."""
 
-    def use(self, runs: tuple[Run, ...], hit_pages: int, usable_pages: int) -> OffloadUse:
+    def use(self, extents: tuple[Extent, ...], hit_pages: int, usable_pages: int) -> OffloadUse:
         """Serve an admitted prompt whose first ``hit_pages`` pages are on the GPU; at most ``usable_pages`` may be reused.
 
         A load ends at the first page that is not stored here. After a load, the pages that follow it are offered; without one,
         all pages are.
         """
-        head, offered = split_runs(runs, hit_pages)
+        head, offered = split_extents(extents, hit_pages)
         pieces = self.order.find(offered)
         loaded_pages = 0
         for (_, pages), here in pieces:
@@ -67,9 +67,9 @@ class OffloadTier:
             loaded_pages += pages
         loaded_pages = min(loaded_pages, usable_pages - hit_pages)
         if loaded_pages:
-            offered = split_runs(offered, loaded_pages)[1]
+            offered = split_extents(offered, loaded_pages)[1]
         else:
-            pieces, offered = self.order.find(head) + pieces, runs
+            pieces, offered = self.order.find(head) + pieces, extents
         self.counts.loaded_pages += loaded_pages
         self.offers.count(offered)
         seen = self._admit(pieces)
@@ -84,21 +84,21 @@ class OffloadTier:
         if self.offers.threshold < 2:
             return pieces
         seen: Seen = []
-        for run, here in pieces:
+        for extent, here in pieces:
             if here:
-                seen.append((run, True))
+                seen.append((extent, True))
                 continue
-            admitted = [part for part, is_admitted in self.offers.pieces((run,)) if is_admitted]
+            admitted = [part for part, is_admitted in self.offers.pieces((extent,)) if is_admitted]
             seen += [(part, False) for part in admitted]
-            self.counts.below_threshold_pages += run[1] - count_pages(admitted)
+            self.counts.below_threshold_pages += extent[1] - count_pages(admitted)
         return seen
 
     def _store(self, seen: "Seen") -> bool:
         """Make room for all missing pages and store them. Returns False, with nothing stored, if too few can be evicted."""
         order, tier, pool = self.order, self.tier, self.tier.pool
         order.offer(seen)
-        keep = [run for run, was_here in seen if was_here]
-        pages = sum([run[1] for run, was_here in seen if not was_here])
+        keep = [extent for extent, was_here in seen if was_here]
+        pages = sum([extent[1] for extent, was_here in seen if not was_here])
         missing = pages - pool.free
         if missing > order.pages - count_pages(keep):
             self.counts.no_room_pages += pages

@@ -5,7 +5,7 @@ from typing import Any
 from kvsim.core.tier import Tier
 from kvsim.core.tree import Node
 from kvsim.engines.vllm.block_pool import BlockPool
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 from kvsim.states.store import Place, StateIndex
 
 StateBlocks = list[list[Node]]
@@ -31,9 +31,9 @@ class StateBlockPool(BlockPool):
             first[-1] = self._cut(first[-1], pages - first[-1].depth)
         return first
 
-    def deepest_state(self, runs: tuple[Run, ...], limit: int) -> tuple[int, list[Node]]:
+    def deepest_state(self, extents: tuple[Extent, ...], limit: int) -> tuple[int, list[Node]]:
         """Return (depth in pages, oldest block of each group) of a prompt's deepest state within its first ``limit`` pages."""
-        for depth, blocks in self.states.deepest_first(runs, limit):
+        for depth, blocks in self.states.deepest_first(extents, limit):
             if all(blocks):
                 return depth, [copies[0] for copies in blocks]
         return 0, []
@@ -50,7 +50,7 @@ class StateBlockPool(BlockPool):
             node = Node(((place.page * self.groups + group, 1),), 1, place.depth - 1, self._aside, tree, now)
             node.is_state = True
             mine, slots = self.gpu.pool.split(slots, 1)
-            self.residency.add_apart(node, self.gpu, mine, now)
+            self.residency.add_outside_tree(node, self.gpu, mine, now)
             copies.append(node)
             nodes.append(node)
         return nodes

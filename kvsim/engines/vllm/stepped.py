@@ -10,7 +10,7 @@ from kvsim.core.serving import CLAIMED, Claim, Growth, ServedCache
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.engines.vllm.block_pool import BlockLease, BlockPool
-from kvsim.pages.extents import Run, join_runs, split_runs
+from kvsim.pages.extents import Extent, join_extents, split_extents
 
 
 class SteppedCache(ServedCache):
@@ -52,12 +52,12 @@ class SteppedCache(ServedCache):
                 watch.matched(lease)
         return lease
 
-    def _path(self, request: Request) -> tuple[Run, ...]:
+    def _path(self, request: Request) -> tuple[Extent, ...]:
         """Return the pages of a request that get names."""
         answer = request.output_runs if self._cache_output else None
         if not (answer and request.runs):
             return answer or request.runs
-        return join_runs(request.runs, answer)
+        return join_extents(request.runs, answer)
 
     def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0, in_all: int = 0) -> bool:
         has_room = self.pool.has_room(lease.path, max(pages, in_all))
@@ -69,7 +69,7 @@ class SteppedCache(ServedCache):
         return has_room
 
     def claim(self, lease: Lease, now: float) -> Claim:
-        """Do nothing: nothing was promised."""
+        """Do nothing: nothing was reserved."""
         return CLAIMED
 
     # --- pages, step by step -------------------------------------------------------------------------------------------------
@@ -105,8 +105,8 @@ class SteppedCache(ServedCache):
         """Name the full pages among a request's first ``tokens`` tokens."""
         pages = tokens // self.page_tokens - lease.node.depth - lease.node.pages
         if pages > 0 and lease.rest and lease.epoch == self.residency.epoch:
-            runs, lease.rest = split_runs(lease.rest, pages)
-            self.pool.name(lease, runs)
+            extents, lease.rest = split_extents(lease.rest, pages)
+            self.pool.name(lease, extents)
 
     def insert(self, lease: Lease, now: float) -> list[Transfer]:
         """Do nothing: the pages have been named chunk by chunk."""

@@ -10,21 +10,21 @@ NUMBER = re.compile(r"-?\d+(\.\d+)?(e[-+]?\d+)?")
 CAPACITY = ".capacity"
 
 
-def axis_key(told: Comparison) -> str | None:
+def axis_key(comparison: Comparison) -> str | None:
     """Return the swept setting with the most values among capacities, else among other numbers; None if there is none."""
-    capacities = [key for key in told.keys if key.startswith("tiers.") and key.endswith(CAPACITY)]
-    for keys in (capacities, [key for key in told.keys if key not in (*capacities, "seed")]):
-        known = [key for key in keys if len({value for value in axis_values(told, key) if value is not None}) > 1]
+    capacities = [key for key in comparison.keys if key.startswith("tiers.") and key.endswith(CAPACITY)]
+    for keys in (capacities, [key for key in comparison.keys if key not in (*capacities, "seed")]):
+        known = [key for key in keys if len({value for value in axis_values(comparison, key) if value is not None}) > 1]
         if known:
-            return max(known, key=lambda key: len(set(axis_values(told, key))))
+            return max(known, key=lambda key: len(set(axis_values(comparison, key))))
     return None
 
 
-def axis_values(told: Comparison, key: str) -> list[float | None]:
+def axis_values(comparison: Comparison, key: str) -> list[float | None]:
     """Return each case's value of a setting as a number: bytes of a capacity; None where it is no number, or unlimited."""
     if is_capacity(key):
-        return [tier_bytes(case.first, key.split(".")[1]) for case in told.cases]
-    return [number(case.settings.get(key)) for case in told.cases]
+        return [tier_bytes(case.first, key.split(".")[1]) for case in comparison.cases]
+    return [number(case.settings.get(key)) for case in comparison.cases]
 
 
 def is_capacity(key: str) -> bool:
@@ -37,17 +37,17 @@ def number(text: str | None) -> float | None:
     return float(text) if text is not None and NUMBER.fullmatch(text) else None
 
 
-def column_key(told: Comparison) -> str:
+def column_key(comparison: Comparison) -> str:
     """Return the setting for the columns of a pivot table: that of the axis, else that with the fewest values."""
-    if key := axis_key(told):
+    if key := axis_key(comparison):
         return key
-    return min(reversed(told.keys), key=lambda key: len({case.settings.get(key) for case in told.cases}))
+    return min(reversed(comparison.keys), key=lambda key: len({case.settings.get(key) for case in comparison.cases}))
 
 
-def in_order(told: Comparison, key: str) -> list[str]:
+def in_order(comparison: Comparison, key: str) -> list[str]:
     """Return the values of a setting: by size where all are numbers or capacities, else as they come."""
     values: dict[str, float | None] = {}
-    for case, value in zip(told.cases, axis_values(told, key), strict=True):
+    for case, value in zip(comparison.cases, axis_values(comparison, key), strict=True):
         values.setdefault(case.settings.get(key, ""), value)
     sizes: Sequence[float | None] = list(values.values())
     if is_capacity(key):

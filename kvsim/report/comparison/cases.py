@@ -55,9 +55,9 @@ class Case:
 
     def outcome(self) -> str:
         """Return all results of the runs as text: cases with equal texts have equal results."""
-        apart = {row.name for row in FIELDS if not row.is_outcome}
-        told = [{name: value for name, value in result.items() if name not in apart} for result in self.results]
-        return json.dumps(told, sort_keys=True)
+        inputs = {row.name for row in FIELDS if not row.is_outcome}
+        outcomes = [{name: value for name, value in result.items() if name not in inputs} for result in self.results]
+        return json.dumps(outcomes, sort_keys=True)
 
     @property
     def is_same_for_all_seeds(self) -> bool:

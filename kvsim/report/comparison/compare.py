@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kvsim.report.comparison.cases import Case, cases_of
-from kvsim.report.comparison.differing import differing, heading, overridden, said
+from kvsim.report.comparison.differing import differing, heading, overridden, setting_text
 from kvsim.report.terminal import Cell, print_table, width_of
 from kvsim.results.chosen_names import package
 from kvsim.results.fields import BY_KEY, measures_of
@@ -62,7 +62,7 @@ class Comparison:
         values = [measure.of(result) for result in self.results]
         return any(values) or measure.key == "hit_rate"
 
-    def apart(self, place: int) -> list[str]:
+    def differing_values(self, place: int) -> list[str]:
         """Return a case's values of the differing settings."""
         return [self.cases[place].settings.get(key, "") for key in self.keys]
 
@@ -70,31 +70,33 @@ class Comparison:
         """Return a case's differing settings, except those left out; the eviction policy if no setting is left."""
         keys = [key for key in self.keys if key not in left_out]
         settings = self.cases[place].settings
-        return " ".join(said(key, settings[key]) for key in keys if settings.get(key)) or settings.get("eviction", "run")
+        return " ".join(setting_text(key, settings[key]) for key in keys if settings.get(key)) or settings.get("eviction", "run")
 
     def label(self, place: int) -> str:
         """Return the name of a case in legends."""
-        told = " ".join(said(key, value) for key, value in zip(self.keys, self.apart(place), strict=True) if value)
-        return f"{self.cases[place].name}: {told}" if told else self.cases[place].name
+        settings = " ".join(
+            setting_text(key, value) for key, value in zip(self.keys, self.differing_values(place), strict=True) if value
+        )
+        return f"{self.cases[place].name}: {settings}" if settings else self.cases[place].name
 
     def rows(self) -> list[Row]:
         """Return the rows: no cache, the cases, then Belady's bounds and unlimited caches with the settings of their cases."""
-        rows = [self._row(case, self.apart(place)) for place, case in enumerate(self.cases)]
+        rows = [self._row(case, self.differing_values(place)) for place, case in enumerate(self.cases)]
         nothing: dict[str, Any] = {"hit_rate": 0.0, "page_hit_rate": 0.0}
         return [self._bound_row("no cache", [""] * len(self.keys), nothing), *rows, *self._bounds()]
 
-    def _row(self, case: Case, apart: list[str]) -> Row:
+    def _row(self, case: Case, settings: list[str]) -> Row:
         means = [case.mean(measure) for measure in self.measures]
         cells = [shown(measure, mean) for measure, mean in zip(self.measures, means, strict=True)]
         values = [None if mean is None else mean.mean for mean in means]
-        return Row(name=case.name, settings=apart, cells=cells, values=values)
+        return Row(name=case.name, settings=settings, cells=cells, values=values)
 
-    def _bound_row(self, name: str, apart: list[str], bound: Mapping[str, Any]) -> Row:
+    def _bound_row(self, name: str, settings: list[str], bound: Mapping[str, Any]) -> Row:
         cells = [
             measure.text(bound.get(measure.key)) if measure.key in BOUND_MEASURES and measure.key in bound else ""
             for measure in self.measures
         ]
-        return Row(name=name, settings=apart, cells=cells, values=[None] * len(cells), is_bound=True)
+        return Row(name=name, settings=settings, cells=cells, values=[None] * len(cells), is_bound=True)
 
     def _bounds(self) -> list[Row]:
         rows = []
@@ -115,7 +117,7 @@ class Comparison:
         return groups
 
     def _shared(self, places: list[int], key: int) -> str:
-        values = {self.apart(place)[key] for place in places}
+        values = {self.differing_values(place)[key] for place in places}
         name = self.keys[key]
         is_of_the_bound = (
             name.endswith((".capacity", ".scope")) or name.startswith(("trace", "page_tokens", "warmup")) or name in SIZES
@@ -202,18 +204,22 @@ class Comparison:
 
     def _alike(self, places: Sequence[int]) -> str:
         """Name a set of cases: their names, what differs between them, and what they share."""
-        own = [self.cases[place].settings for place in places]
+        settings = [self.cases[place].settings for place in places]
         keys = [key for key in self.keys if key != "seed"]
-        apart = [key for key in keys if len({each.get(key) for each in own}) > 1]
-        shared = " ".join(said(key, own[0][key]) for key in keys if key not in apart and own[0].get(key))
-        told = ", ".join(" ".join(said(key, each[key]) for key in apart if each.get(key)) for each in own[:6])
+        differing_keys = [key for key in keys if len({each.get(key) for each in settings}) > 1]
+        shared = " ".join(
+            setting_text(key, settings[0][key]) for key in keys if key not in differing_keys and settings[0].get(key)
+        )
+        varied = ", ".join(
+            " ".join(setting_text(key, each[key]) for key in differing_keys if each.get(key)) for each in settings[:6]
+        )
         names = ", ".join(self.cases[place].name for place in places[:6]) + (", …" if len(places) > 6 else "")
-        return " ".join(part for part in (names, f"({told})" if told else "", f"at {shared}" if shared else "") if part)
+        return " ".join(part for part in (names, f"({varied})" if varied else "", f"at {shared}" if shared else "") if part)
 
 
-def by_hit_rate(told: Comparison) -> list[int]:
+def by_hit_rate(comparison: Comparison) -> list[int]:
     """Return the cases, those with the highest mean hit rate first; those without one last."""
-    means = [case.mean(BY_KEY["hit_rate"]) for case in told.cases]
+    means = [case.mean(BY_KEY["hit_rate"]) for case in comparison.cases]
     return sorted(range(len(means)), key=lambda place: -mean.mean if (mean := means[place]) else 0.0)
 
 
@@ -230,14 +236,14 @@ def shown(measure: Measure, mean: Mean | None) -> str:
 
 def print_comparison(runs: Sequence[Run], console: Console) -> None:
     """Print the table; of more than ``MOST_ROWS`` runs, those with the highest hit rates."""
-    told = Comparison(runs)
-    rows, stands = told.rows(), [told.standing(measure) for measure in told.measures]
-    order = by_hit_rate(told)
+    comparison = Comparison(runs)
+    rows, stands = comparison.rows(), [comparison.standing(measure) for measure in comparison.measures]
+    order = by_hit_rate(comparison)
     listed = set(order[:MOST_ROWS])
     width = width_of(console)
-    columns = [column for column, measure in enumerate(told.measures) if measure.on_terminal]
-    titles = ["job", *map(heading, told.keys), *(told.measures[column].title for column in columns)]
-    settings = range(1, len(told.keys) + 1)
+    columns = [column for column, measure in enumerate(comparison.measures) if measure.on_terminal]
+    titles = ["job", *map(heading, comparison.keys), *(comparison.measures[column].title for column in columns)]
+    settings = range(1, len(comparison.keys) + 1)
     drawn: list[list[Cell]] = []
     for number, row in enumerate(rows):
         place = number - 1
@@ -245,13 +251,13 @@ def print_comparison(runs: Sequence[Run], console: Console) -> None:
             cells = [_marked(row.cells[column], stands[column], place) for column in columns]
             drawn.append([Text(row.name, "dim" if row.is_bound else ""), *row.settings, *cells])
     first = len(settings) + 1
-    rest = [first + at for at, column in enumerate(columns) if told.measures[column].key != "hit_rate"]
-    from_tiers = [first + at for at, column in enumerate(columns) if told.measures[column].key.startswith("hit_rate_")]
+    rest = [first + at for at, column in enumerate(columns) if comparison.measures[column].key != "hit_rate"]
+    from_tiers = [first + at for at, column in enumerate(columns) if comparison.measures[column].key.startswith("hit_rate_")]
     drop = [*from_tiers, *(column for column in reversed(rest) if column not in from_tiers), *reversed(settings)]
     print_table(console, titles, drawn, width, words=settings, left=(0, *settings), drop=drop)
     if len(order) > MOST_ROWS:
         console.print(f"{len(order) - MOST_ROWS} configurations with lower hit rates are not shown", style="dim", highlight=False)
-    for line in (*told.same_results(), *told.notes()):
+    for line in (*comparison.same_results(), *comparison.notes()):
         console.print(Text(line, "dim"), width=min(width, 100))
 
 
@@ -265,42 +271,42 @@ def _marked(cell: str, stands: Mapping[int, str], place: int) -> Text:
 
 def comparison_csv(runs: Sequence[Run]) -> str:
     """Return CSV with one row per run, in plain numbers: job, status, differing settings, all measures, bounds, error."""
-    told = Comparison(runs, by_run=True)
+    comparison = Comparison(runs, by_run=True)
     extra = ("requests", "prompt_tokens", "wall_s", "load_s")
     bounds = [f"{kind}_hit_rate" for kind in ("belady", "unlimited")]
-    columns = ["job", "status", *told.keys, *(measure.key for measure in told.known), *extra, *bounds, "error"]
-    places = {id(run): place for place, run in enumerate(told.runs)}
+    columns = ["job", "status", *comparison.keys, *(measure.key for measure in comparison.known), *extra, *bounds, "error"]
+    places = {id(run): place for place, run in enumerate(comparison.runs)}
     rows: list[dict[str, Any]] = []
     for run in runs:
         if run.result is None:
             given = {package(key): value for key, _, value in (override.partition("=") for override in run.overrides)}
-            chosen = {key: given.get(key, "") for key in told.keys}
+            chosen = {key: given.get(key, "") for key in comparison.keys}
             rows.append({"job": run.name, "status": "failed", **chosen, "error": run.error})
             continue
         result = run.result
-        numbers = {measure.key: measure.of(result) for measure in told.known}
+        numbers = {measure.key: measure.of(result) for measure in comparison.known}
         known = {f"{kind}_hit_rate": bound["hit_rate"] for kind, bound in run.bounds.items()}
-        apart = dict(zip(told.keys, told.apart(places[id(run)]), strict=True))
-        rows.append({"job": run.name, "status": "finished", **apart, **numbers, **{k: result[k] for k in extra}, **known})
+        settings = dict(zip(comparison.keys, comparison.differing_values(places[id(run)]), strict=True))
+        rows.append({"job": run.name, "status": "finished", **settings, **numbers, **{k: result[k] for k in extra}, **known})
     return _csv(columns, rows)
 
 
 def means_csv(runs: Sequence[Run]) -> str | None:
     """Return CSV with one row per configuration, in plain numbers: for each measure its mean over the seeds and, in a column
     ending in ``_half_width``, half of the mean's 95 % interval. None where no configuration has several seeds."""
-    told = Comparison(runs)
-    if not told.has_seeds:
+    comparison = Comparison(runs)
+    if not comparison.has_seeds:
         return None
-    measured = [column for measure in told.known for column in (measure.key, f"{measure.key}_half_width")]
+    measured = [column for measure in comparison.known for column in (measure.key, f"{measure.key}_half_width")]
     rows = []
-    for place, case in enumerate(told.cases):
+    for place, case in enumerate(comparison.cases):
         row: dict[str, Any] = {"jobs": " ".join(run.name for run in case.runs), "seeds": len(case.runs)}
-        row |= zip(told.keys, told.apart(place), strict=True)
-        for measure in told.known:
+        row |= zip(comparison.keys, comparison.differing_values(place), strict=True)
+        for measure in comparison.known:
             if mean := case.mean(measure):
                 row |= {measure.key: mean.mean, f"{measure.key}_half_width": mean.half_width}
         rows.append(row)
-    return _csv(["jobs", "seeds", *told.keys, *measured], rows)
+    return _csv(["jobs", "seeds", *comparison.keys, *measured], rows)
 
 
 def _csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:

@@ -77,7 +77,7 @@ def _follows(key: str, choice: str, settings: Sequence[Mapping[str, str]]) -> bo
     )
 
 
-def said(key: str, value: str) -> str:
+def setting_text(key: str, value: str) -> str:
     """Format a setting for a legend: a choice by its name alone, other settings with the last part of the key."""
     if "." not in key and not key.startswith(("page", "seed", "warmup")):
         return value

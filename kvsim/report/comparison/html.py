@@ -57,49 +57,55 @@ def render_comparison(
     ``folder`` is the page's, for links to the pages of the runs; without it, there are none. ``shared_script`` is the address of
     plotly.js relative to the page; without it, the page contains plotly.js.
     """
-    told = Comparison(runs)
+    comparison = Comparison(runs)
     front = front_of(runs)
     return render_page(
         "comparison.html",
-        _title(told),
-        [*_front_picture(front), *pictures_of(told)],
+        _title(comparison),
+        [*_front_picture(front), *pictures_of(comparison)],
         shared_script=shared_script,
         width="1500px",
         is_sortable=True,
-        about=_about(told),
-        warnings=_warnings(told),
-        answers=[*answers(told), *told.same_results()],
-        pivots=pivots(told),
-        has_seeds=told.has_seeds,
-        headings=_headings(told),
-        rows=_lines(told, folder),
-        notes=told.notes(),
-        tables=[table for table in (_front_table(front), _failures(told), _measured(told), _outcomes(told)) if table.rows],
-        foot=_foot(told, command_line),
+        about=_about(comparison),
+        warnings=_warnings(comparison),
+        answers=[*answers(comparison), *comparison.same_results()],
+        pivots=pivots(comparison),
+        has_seeds=comparison.has_seeds,
+        headings=_headings(comparison),
+        rows=_lines(comparison, folder),
+        notes=comparison.notes(),
+        tables=[
+            table
+            for table in (_front_table(front), _failures(comparison), _measured(comparison), _outcomes(comparison))
+            if table.rows
+        ],
+        foot=_foot(comparison, command_line),
     )
 
 
-def _title(told: Comparison) -> str:
-    runs = f"kvsim: {len(told.runs)} run{'s' * (len(told.runs) != 1)}"
-    return f"{runs} of {len(told.cases)} configuration{'s' * (len(told.cases) != 1)}" if told.has_seeds else runs
+def _title(comparison: Comparison) -> str:
+    runs = f"kvsim: {len(comparison.runs)} run{'s' * (len(comparison.runs) != 1)}"
+    return (
+        f"{runs} of {len(comparison.cases)} configuration{'s' * (len(comparison.cases) != 1)}" if comparison.has_seeds else runs
+    )
 
 
-def _about(told: Comparison) -> list[tuple[str, str]]:
+def _about(comparison: Comparison) -> list[tuple[str, str]]:
     """Return what all runs share."""
-    requests = sorted({result["requests"] for result in told.results})
+    requests = sorted({result["requests"] for result in comparison.results})
     counted = count(requests[0]) if len(requests) == 1 else f"{count(requests[0])} to {count(requests[-1])}"
-    kinds = ", ".join(sorted({f"kvsim {result['command']}" for result in told.results}))
-    shared = [about_run(result) for result in told.results]
+    kinds = ", ".join(sorted({f"kvsim {result['command']}" for result in comparison.results}))
+    shared = [about_run(result) for result in comparison.results]
     pairs = [(name, text) for name, text in _common(shared) if name != "seed"]
-    varied = ", ".join(heading(key) for key in told.keys)
-    seeds = {len(case.runs) for case in told.cases}
+    varied = ", ".join(heading(key) for key in comparison.keys)
+    seeds = {len(case.runs) for case in comparison.cases}
     several = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
     return [
         ("command", f"{kinds}, {counted} requests counted"),
         *pairs,
         *([("differ in", varied)] if varied else []),
-        *([("seeds", f"{several} per configuration")] if told.has_seeds else []),
-        *([("failed", f"{len(told.failed)} jobs, listed below")] if told.failed else []),
+        *([("seeds", f"{several} per configuration")] if comparison.has_seeds else []),
+        *([("failed", f"{len(comparison.failed)} jobs, listed below")] if comparison.failed else []),
     ]
 
 
@@ -113,13 +119,13 @@ def _common(abouts: Sequence[Sequence[tuple[str, str]]]) -> list[tuple[str, str]
     return [(name, text) for name, text in pairs if text]
 
 
-def _warnings(told: Comparison) -> list[str]:
+def _warnings(comparison: Comparison) -> list[str]:
     """Return the warnings of runs: of those that are alike up to the first colon, the first one, with the names of all runs."""
     runs: dict[str, list[tuple[str, str]]] = {}
-    for run, result in zip(told.runs, told.results, strict=True):
+    for run, result in zip(comparison.runs, comparison.results, strict=True):
         for text in result.get("warnings") or []:
             runs.setdefault(text.partition(":")[0], []).append((run.name, text))
-    return [_warning(found, len(told.runs)) for found in runs.values()]
+    return [_warning(found, len(comparison.runs)) for found in runs.values()]
 
 
 def _warning(found: list[tuple[str, str]], all_runs: int) -> str:
@@ -131,18 +137,18 @@ def _warning(found: list[tuple[str, str]], all_runs: int) -> str:
     return f"{first}: {text}{f'. Likewise: {listed}' if others else ''}"
 
 
-def _headings(told: Comparison) -> list[Heading]:
-    texts = [Heading(text, False) for text in ("job" if told.has_seeds else "run", *map(heading, told.keys))]
-    return [*texts, *(Heading(measure.title, True) for measure in told.measures)]
+def _headings(comparison: Comparison) -> list[Heading]:
+    texts = [Heading(text, False) for text in ("job" if comparison.has_seeds else "run", *map(heading, comparison.keys))]
+    return [*texts, *(Heading(measure.title, True) for measure in comparison.measures)]
 
 
-def _lines(told: Comparison, folder: Path | None) -> list[Line]:
-    stands = [told.standing(measure) for measure in told.measures]
+def _lines(comparison: Comparison, folder: Path | None) -> list[Line]:
+    stands = [comparison.standing(measure) for measure in comparison.measures]
     lines = []
-    for place, row in enumerate(told.rows(), -1):
-        is_case = 0 <= place < len(told.cases) and not row.is_bound
+    for place, row in enumerate(comparison.rows(), -1):
+        is_case = 0 <= place < len(comparison.cases) and not row.is_bound
         cells = [
-            Cell(row.name, links=_links(told.cases[place].runs, folder) if is_case else []),
+            Cell(row.name, links=_links(comparison.cases[place].runs, folder) if is_case else []),
             *(Cell(text, classes="long" if len(text) > LONG else "") for text in row.settings),
             *_numbers(row, [found.get(place, "") if is_case else "" for found in stands]),
         ]
@@ -184,29 +190,29 @@ def _front_picture(front: Front | None) -> list[Picture]:
     return [] if front is None or figure is None else [Picture(front.title, figure)]
 
 
-def _failures(told: Comparison) -> Table:
-    rows: list[tuple[str, ...]] = [(run.name, " ".join(run.overrides), run.error or "") for run in told.failed]
+def _failures(comparison: Comparison) -> Table:
+    rows: list[tuple[str, ...]] = [(run.name, " ".join(run.overrides), run.error or "") for run in comparison.failed]
     return Table("Failed jobs", ("job", "overrides", "error"), rows)
 
 
-def _outcomes(told: Comparison) -> Table:
+def _outcomes(comparison: Comparison) -> Table:
     """Return the table of what happened to prefetched pages and saved states."""
     columns: dict[tuple[str, str], str] = {}
-    for result in told.results:
+    for result in comparison.results:
         for kind, title in (("prefetch", "prefetch"), ("checkpoints", "checkpoints")):
             columns |= {(kind, name): f"{title}: {name.replace('_', ' ')}" for name, value in result[kind].items() if value}
     rows = [
         (run.name, *(count(result[kind].get(name)) for kind, name in columns))
-        for run, result in zip(told.runs, told.results, strict=True)
+        for run, result in zip(comparison.runs, comparison.results, strict=True)
         if columns
     ]
     return Table("Prefetch and checkpoint outcomes", ("run", *columns.values()), rows)
 
 
-def _measured(told: Comparison) -> Table:
+def _measured(comparison: Comparison) -> Table:
     """Return the table that compares simulated and hardware runs of the same configuration."""
     pairs: dict[str, dict[str, int]] = {}
-    for place, result in enumerate(told.results):
+    for place, result in enumerate(comparison.results):
         rest = [line for line in settings(result["config"]) if not line.startswith(("substrate=", "logger.", "timeline="))]
         pairs.setdefault("\n".join(rest), {})[str(result["config"].get("substrate"))] = place
     names: dict[str, Callable[[RunRecord], Any]] = {
@@ -220,20 +226,22 @@ def _measured(told: Comparison) -> Table:
     for pair in pairs.values():
         if not {"simulated", "hardware"} <= pair.keys():
             continue
-        simulated, measured = (told.results[pair[name]] for name in ("simulated", "hardware"))
+        simulated, measured = (comparison.results[pair[name]] for name in ("simulated", "hardware"))
         for name, read in names.items():
             one, other = read(simulated), read(measured)
             error = "-" if not other or one is None else f"{(one - other) / other:+.1%}"
-            both = f"{told.runs[pair['simulated']].name}, {told.runs[pair['hardware']].name}"
+            both = f"{comparison.runs[pair['simulated']].name}, {comparison.runs[pair['hardware']].name}"
             rows.append((f"{both}: {name}", digits(one), digits(other), error))
     return Table("Simulated and measured", ("runs", "simulated", "measured", "simulation error"), rows)
 
 
-def _foot(told: Comparison, command_line: str) -> Foot:
+def _foot(comparison: Comparison, command_line: str) -> Foot:
     """Return how to reproduce the runs: this command, each run's command, and the shared settings."""
-    flat = [settings(result["config"]) for result in told.results]
+    flat = [settings(result["config"]) for result in comparison.results]
     others = [set(lines) for lines in flat[1:]]
     shared = [line for line in flat[0] if all(line in lines for lines in others)]
-    each = [f"{run.name}: {result.get('command_line', '')}" for run, result in zip(told.runs, told.results, strict=True)]
+    each = [
+        f"{run.name}: {result.get('command_line', '')}" for run, result in zip(comparison.runs, comparison.results, strict=True)
+    ]
     details = [("Command of each run", "\n".join(each)), ("Settings shared by all runs", "\n".join(shared))]
-    return Foot(command_line, details, f"{versions(told.results[0])}.")
+    return Foot(command_line, details, f"{versions(comparison.results[0])}.")

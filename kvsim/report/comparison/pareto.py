@@ -12,7 +12,7 @@ from rich.text import Text
 
 from kvsim.errors import UsageError
 from kvsim.report.comparison.compare import Comparison
-from kvsim.report.comparison.differing import heading, said
+from kvsim.report.comparison.differing import heading, setting_text
 from kvsim.report.comparison.objective import Objective, objective
 from kvsim.report.figure import Figure, Trace, laid_out
 from kvsim.report.terminal import print_table, width_of
@@ -43,12 +43,12 @@ class Front:
     """The runs of a sweep that have all objectives, in order of the first objective, best first."""
 
     def __init__(self, runs: Sequence[Run], objectives: Sequence[Objective]) -> None:
-        told = Comparison(runs, by_run=True)
+        comparison = Comparison(runs, by_run=True)
         self.objectives = list(objectives)
-        self.keys = told.keys
+        self.keys = comparison.keys
         """The settings in which the runs differ."""
         known = []
-        for place, result in enumerate(told.results):
+        for place, result in enumerate(comparison.results):
             try:
                 known.append((place, [objective(result, one.name) for one in self.objectives]))
             except UsageError:  # the run has no such number
@@ -56,8 +56,8 @@ class Front:
         signs = np.array([one.sign for one in self.objectives])
         values = np.array([row for _, row in known]).reshape(-1, len(self.objectives)) * signs
         points = [
-            Point(name=told.runs[place].name, settings=told.apart(place), values=row, is_optimal=best,
-                  rejected=int(told.results[place]["rejected"]))
+            Point(name=comparison.runs[place].name, settings=comparison.differing_values(place), values=row, is_optimal=best,
+                  rejected=int(comparison.results[place]["rejected"]))
             for (place, row), best in zip(known, optimal(values), strict=True)
         ]  # fmt: skip
         self.points = [points[place] for place in np.lexsort(values.T[::-1])]
@@ -98,8 +98,8 @@ class Front:
 
     def label(self, point: Point) -> str:
         """Return what a picture says of a run."""
-        told = " ".join(said(key, value) for key, value in zip(self.keys, point.settings, strict=True) if value)
-        return f"{point.name}: {told}" if told else point.name
+        settings = " ".join(setting_text(key, value) for key, value in zip(self.keys, point.settings, strict=True) if value)
+        return f"{point.name}: {settings}" if settings else point.name
 
     def figure(self) -> Figure | None:
         """Draw all runs by their objectives, and the Pareto set; None for a single objective or a single run."""

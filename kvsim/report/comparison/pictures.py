@@ -26,26 +26,26 @@ VERY_WIDE = 20.0
 """Measures that span at least this factor are drawn on a logarithmic axis."""
 
 
-def pictures_of(told: Comparison) -> list[Picture]:
+def pictures_of(comparison: Comparison) -> list[Picture]:
     """Return the pictures that show a difference."""
-    styles = Styles(told.label(place) for place in range(len(told.cases)))
+    styles = Styles(comparison.label(place) for place in range(len(comparison.cases)))
     pictures = [
-        *_along_axis(told),
-        *_dots(told),
-        _time(told, styles),
-        _ttft(told, styles),
-        _phases(told),
-        _pareto(told, "total capacity of all tiers", memory_bytes),
-        _pareto(told, "bytes moved over all links", moved_bytes),
-        _occupancy(told),
-        _links(told),
+        *_along_axis(comparison),
+        *_dots(comparison),
+        _time(comparison, styles),
+        _ttft(comparison, styles),
+        _phases(comparison),
+        _pareto(comparison, "total capacity of all tiers", memory_bytes),
+        _pareto(comparison, "bytes moved over all links", moved_bytes),
+        _occupancy(comparison),
+        _links(comparison),
     ]
     return [picture for picture in pictures if picture is not None]
 
 
-def _best(told: Comparison, most: int) -> list[int]:
+def _best(comparison: Comparison, most: int) -> list[int]:
     """Return the cases to draw: all, or those with the highest hit rates, in their order."""
-    return sorted(by_hit_rate(told)[:most])
+    return sorted(by_hit_rate(comparison)[:most])
 
 
 def _click(places: Sequence[int]) -> str:
@@ -56,31 +56,31 @@ def _size(n_bytes: float) -> str:
     return size(int(n_bytes))
 
 
-def _left_out(told: Comparison, places: Sequence[int]) -> str:
-    missing = len(told.cases) - len(places)
+def _left_out(comparison: Comparison, places: Sequence[int]) -> str:
+    missing = len(comparison.cases) - len(places)
     return f"{missing} with lower hit rates are not drawn." if missing > 0 else ""
 
 
 # --- measures along an axis ----------------------------------------------------------------------------------------------
 
 
-def _along_axis(told: Comparison) -> list[Picture]:
+def _along_axis(comparison: Comparison) -> list[Picture]:
     """Draw hit rate, goodput and TTFT against the axis: a line for each combination of the other settings."""
-    key = axis_key(told)
+    key = axis_key(comparison)
     if key is None:
         return []
     drawn = [("hit_rate", PERCENT), ("goodput_requests_per_s", ".3~s"), ("ttft_s_p99", ".3~g")]
-    known = {measure.key for measure in told.measures}
-    return [_against(told, key, BY_KEY[measure], text) for measure, text in drawn if measure in known]
+    known = {measure.key for measure in comparison.measures}
+    return [_against(comparison, key, BY_KEY[measure], text) for measure, text in drawn if measure in known]
 
 
-def _against(told: Comparison, key: str, measure: Measure, y_format: str) -> Picture:
-    lines = _lines(told, key, measure)
+def _against(comparison: Comparison, key: str, measure: Measure, y_format: str) -> Picture:
+    lines = _lines(comparison, key, measure)
     styles = Styles(lines)
     traces = [_line(name, points, styles) for name, points in list(lines.items())[:MOST_LINES]]
     shown = [end for points in list(lines.values())[:MOST_LINES] for _, y, half in points for end in (y - half, y + half)]
     x_values = [x for points in lines.values() for x, _, _ in points]
-    bounds = _bound_lines(told, key) if measure.key == "hit_rate" else []
+    bounds = _bound_lines(comparison, key) if measure.key == "hit_rate" else []
     height = {y for trace in bounds for y in trace["y"]}
     y_range, has_bounds = fitted_range(shown, sorted(height)) if shown else ([0, 1], False)
     note = ""
@@ -100,13 +100,13 @@ def _against(told: Comparison, key: str, measure: Measure, y_format: str) -> Pic
     return Picture(title, laid_out(traces, heading(key), measure.title, y_format, x_axis=x_axis, y_axis=y_axis, height=400), note)
 
 
-def _lines(told: Comparison, key: str, measure: Measure) -> dict[str, list[tuple[float, float, float]]]:
+def _lines(comparison: Comparison, key: str, measure: Measure) -> dict[str, list[tuple[float, float, float]]]:
     """Return the points (x, mean, half-width) of each line, by its name, in order of x."""
     lines: dict[str, list[tuple[float, float, float]]] = {}
-    for place, x in enumerate(axis_values(told, key)):
-        mean = told.cases[place].mean(measure)
+    for place, x in enumerate(axis_values(comparison, key)):
+        mean = comparison.cases[place].mean(measure)
         if x is not None and mean is not None:
-            lines.setdefault(told.name_without(place, (key,)), []).append((x, mean.mean, mean.half_width or 0.0))
+            lines.setdefault(comparison.name_without(place, (key,)), []).append((x, mean.mean, mean.half_width or 0.0))
     return {name: sorted(points) for name, points in lines.items()}
 
 
@@ -121,14 +121,14 @@ def _line(name: str, points: list[tuple[float, float, float]], styles: Styles) -
     return trace
 
 
-def _bound_lines(told: Comparison, key: str) -> list[Trace]:
+def _bound_lines(comparison: Comparison, key: str) -> list[Trace]:
     """Return lines for Belady's bound and an unlimited cache, by the mean over the seeds."""
     traces = []
     for kind, dash in (("belady", "dash"), ("unlimited", "dot")):
         points = set()
-        for places in told.framed(kind).values():
+        for places in comparison.framed(kind).values():
             for place in places:
-                x, rates = axis_values(told, key)[place], list(told.cases[place].bound(kind).values())
+                x, rates = axis_values(comparison, key)[place], list(comparison.cases[place].bound(kind).values())
                 if rates and x is not None:
                     points.add((x, sum(rates) / len(rates)))
         ordered = sorted(points)
@@ -143,16 +143,16 @@ def _bound_lines(told: Comparison, key: str) -> list[Trace]:
     return traces
 
 
-def _dots(told: Comparison) -> list[Picture]:
+def _dots(comparison: Comparison) -> list[Picture]:
     """Draw hit rates as dots, best first, where there is no axis to draw them along."""
-    places = _best(told, MOST_BARS)
-    means = {place: mean for place in places if (mean := told.cases[place].mean(BY_KEY["hit_rate"])) is not None}
-    if axis_key(told) is not None or len({mean.mean for mean in means.values()}) < 2:
+    places = _best(comparison, MOST_BARS)
+    means = {place: mean for place in places if (mean := comparison.cases[place].mean(BY_KEY["hit_rate"])) is not None}
+    if axis_key(comparison) is not None or len({mean.mean for mean in means.values()}) < 2:
         return []
     ordered = sorted(means, key=lambda place: -means[place].mean)
     trace: Trace = {
         "type": "scatter", "mode": "markers", "x": rounded((means[place].mean for place in ordered), 5),
-        "y": [told.label(place) for place in ordered], "marker": {"color": "#3d8fd1", "size": 9}, "name": "hit rate",
+        "y": [comparison.label(place) for place in ordered], "marker": {"color": "#3d8fd1", "size": 9}, "name": "hit rate",
         "error_x": {"type": "data", "array": rounded((means[place].half_width or 0.0 for place in ordered), 3), "thickness": 1.2},
     }  # fmt: skip
     x_range, _ = fitted_range([mean.mean for mean in means.values()])
@@ -161,33 +161,33 @@ def _dots(told: Comparison) -> list[Picture]:
         y_axis={"type": "category", "autorange": "reversed", "rangemode": "normal"}, height=100 + 24 * len(ordered),
         hovermode="closest",
     )  # fmt: skip
-    return [Picture("Hit rate", figure, _left_out(told, places))]
+    return [Picture("Hit rate", figure, _left_out(comparison, places))]
 
 
 # --- over the run and over the requests ----------------------------------------------------------------------------------
 
 
-def _time(told: Comparison, styles: Styles) -> Picture | None:
+def _time(comparison: Comparison, styles: Styles) -> Picture | None:
     """Draw the hit rates of all cases over the run, each case by its first seed."""
-    places = [place for place in _best(told, MOST_LINES) if told.cases[place].first["timeline"]["hits"]["edges"]]
-    if not places or len(told.cases) - len(told.identical()) < 1:
+    places = [place for place in _best(comparison, MOST_LINES) if comparison.cases[place].first["timeline"]["hits"]["edges"]]
+    if not places or len(comparison.cases) - len(comparison.identical()) < 1:
         return None
     traces: list[Trace] = []
     rates: list[float] = []
     for place in places:
-        x, y = binned(told.cases[place].first["timeline"]["hits"])
-        name = told.label(place)
+        x, y = binned(comparison.cases[place].first["timeline"]["hits"])
+        name = comparison.label(place)
         rates += y
         traces.append({"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, "line": styles.line(name, 1.5)})
-    axes = {told.cases[place].first["timeline"]["hits"]["axis"] for place in places}
+    axes = {comparison.cases[place].first["timeline"]["hits"]["axis"] for place in places}
     x_title = {("arrival_s",): "arrival (s)", ("request",): "request"}.get(tuple(axes), "arrival (s), or request without a clock")
     y_range, _ = fitted_range(rates)
     figure = laid_out(
         traces, x_title, "hit tokens / prompt tokens", PERCENT, y_axis={"range": [max(0.0, y_range[0]), min(1.0, y_range[1])]},
         height=400, hovermode="closest",
     )  # fmt: skip
-    seed = "Each configuration by its first seed. " if told.has_seeds else ""
-    note = f"Equal numbers of requests in each of up to {BINS} steps. {seed}{_left_out(told, places)}{_click(places)}"
+    seed = "Each configuration by its first seed. " if comparison.has_seeds else ""
+    note = f"Equal numbers of requests in each of up to {BINS} steps. {seed}{_left_out(comparison, places)}{_click(places)}"
     return Picture("Hit rate over the run", figure, note)
 
 
@@ -206,50 +206,50 @@ def binned(hits: dict[str, Any]) -> tuple[list[float], list[float]]:
     return x, y
 
 
-def _ttft(told: Comparison, styles: Styles) -> Picture | None:
-    places = [place for place in _best(told, MOST_LINES) if told.cases[place].first["ttft_quantiles_s"]]
+def _ttft(comparison: Comparison, styles: Styles) -> Picture | None:
+    places = [place for place in _best(comparison, MOST_LINES) if comparison.cases[place].first["ttft_quantiles_s"]]
     if not places:
         return None
     traces = [
         {
-            "type": "scatter", "mode": "lines", "name": told.label(place), "y": PERCENTILES,
-            "x": rounded(told.cases[place].first["ttft_quantiles_s"]), "line": styles.line(told.label(place), 1.5),
+            "type": "scatter", "mode": "lines", "name": comparison.label(place), "y": PERCENTILES,
+            "x": rounded(comparison.cases[place].first["ttft_quantiles_s"]), "line": styles.line(comparison.label(place), 1.5),
         }
         for place in places
     ]  # fmt: skip
     figure = laid_out(
         traces, "time to first token (s)", "requests at or below", x_axis={"type": "log"}, height=400, hovermode="closest"
     )
-    seed = "Each configuration by its first seed. " if told.has_seeds else ""
-    return Picture("Time to first token", figure, f"{seed}{_left_out(told, places)}{_click(places)}")
+    seed = "Each configuration by its first seed. " if comparison.has_seeds else ""
+    return Picture("Time to first token", figure, f"{seed}{_left_out(comparison, places)}{_click(places)}")
 
 
-def _phases(told: Comparison) -> Picture | None:
-    places = _best(told, MOST_BARS)
+def _phases(comparison: Comparison) -> Picture | None:
+    places = _best(comparison, MOST_BARS)
     kinds = ("queue", "load", "prefill")
     phases = []
     for place in places:
-        means = {kind: told.cases[place].mean(BY_KEY[f"{kind}_s_mean"]) for kind in kinds}
+        means = {kind: comparison.cases[place].mean(BY_KEY[f"{kind}_s_mean"]) for kind in kinds}
         phases.append({kind: None if mean is None else mean.mean for kind, mean in means.items()})
-    figure = phase_figure([told.label(place) for place in places], phases)
-    return None if figure is None else Picture("Where the time to first token goes", figure, _left_out(told, places))
+    figure = phase_figure([comparison.label(place) for place in places], phases)
+    return None if figure is None else Picture("Where the time to first token goes", figure, _left_out(comparison, places))
 
 
 # --- trade-offs ----------------------------------------------------------------------------------------------------------
 
 
-def _pareto(told: Comparison, title: str, read: Any) -> Picture | None:
+def _pareto(comparison: Comparison, title: str, read: Any) -> Picture | None:
     """Draw TTFT p99, or for runs without a clock the hit rate, against a cost; the cases that no other beats are joined.
 
     None where the cost is the same for all, or where a run without a clock is drawn along a capacity already.
     """
-    has_clock = any(measure.key == "ttft_s_p99" for measure in told.measures)
+    has_clock = any(measure.key == "ttft_s_p99" for measure in comparison.measures)
     measure = BY_KEY["ttft_s_p99" if has_clock else "hit_rate"]
-    axis = axis_key(told)
-    if not has_clock and axis is not None and is_capacity(axis) and sum(is_capacity(key) for key in told.keys) == 1:
+    axis = axis_key(comparison)
+    if not has_clock and axis is not None and is_capacity(axis) and sum(is_capacity(key) for key in comparison.keys) == 1:
         return None
     points = []
-    for place, case in enumerate(told.cases):
+    for place, case in enumerate(comparison.cases):
         costs, mean = list(case.by_seed(read).values()), case.mean(measure)
         if costs and mean is not None and sum(costs):
             points.append((sum(costs) / len(costs), mean.mean, place))
@@ -260,8 +260,8 @@ def _pareto(told: Comparison, title: str, read: Any) -> Picture | None:
     best = [point for point in points if point[:2] in optimal]
     others = [point for point in points if point[:2] not in optimal]
     figure = laid_out(
-        [_front(sorted(optimal)), _labelled(best, told, "not beaten", "#d55e00", True),
-         _labelled(others, told, "beaten in both", "#3d8fd1", len(points) <= MOST_LABELS)],
+        [_front(sorted(optimal)), _labelled(best, comparison, "not beaten", "#d55e00", True),
+         _labelled(others, comparison, "beaten in both", "#3d8fd1", len(points) <= MOST_LABELS)],
         title, measure.title, ".3~g" if has_clock else PERCENT, x_axis=value_axis((x for x, *_ in points), _size),
         y_axis={"range": fitted_range([y for _, y, _ in points], room=0.15)[0], "rangemode": "normal"}, height=420,
         hovermode="closest",
@@ -276,13 +276,15 @@ def _front(points: list[tuple[float, float]]) -> Trace:
     }  # fmt: skip
 
 
-def _labelled(points: Iterable[tuple[float, float, int]], told: Comparison, name: str, colour: str, is_named: bool) -> Trace:
+def _labelled(
+    points: Iterable[tuple[float, float, int]], comparison: Comparison, name: str, colour: str, is_named: bool
+) -> Trace:
     known = list(points)
     return {
         "type": "scatter", "mode": "markers+text" if is_named else "markers", "name": name, "x": [x for x, *_ in known],
-        "y": rounded(y for _, y, _ in known), "text": [told.name_without(place, ("seed",)) for *_, place in known],
+        "y": rounded(y for _, y, _ in known), "text": [comparison.name_without(place, ("seed",)) for *_, place in known],
         "textposition": "top center", "textfont": {"size": 11}, "cliponaxis": False,
-        "hovertext": [told.label(place) for *_, place in known], "marker": {"color": colour, "size": 8},
+        "hovertext": [comparison.label(place) for *_, place in known], "marker": {"color": colour, "size": 8},
         "showlegend": bool(known),
     }  # fmt: skip
 
@@ -299,11 +301,11 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 # --- tiers and links -----------------------------------------------------------------------------------------------------
 
 
-def _occupancy(told: Comparison) -> Picture | None:
+def _occupancy(comparison: Comparison) -> Picture | None:
     """Draw the peak use of each tier as a share of its capacity; unlimited tiers are left out."""
-    tiers = tiers_listed(tier for case in told.cases for tier in case.first["tiers"])
-    shares = {tier: [_peak_share(case.first, tier) for case in told.cases] for tier in tiers}
-    return _bars(told, "Peak use of tiers", shares, {tier: look_of(tier).colour for tier in tiers}, "peak use / capacity")
+    tiers = tiers_listed(tier for case in comparison.cases for tier in case.first["tiers"])
+    shares = {tier: [_peak_share(case.first, tier) for case in comparison.cases] for tier in tiers}
+    return _bars(comparison, "Peak use of tiers", shares, {tier: look_of(tier).colour for tier in tiers}, "peak use / capacity")
 
 
 def _peak_share(result: RunRecord, tier: str) -> float | None:
@@ -311,34 +313,34 @@ def _peak_share(result: RunRecord, tier: str) -> float | None:
     return use["peak_pages"] / use["capacity_pages"] if use and use["capacity_pages"] else None
 
 
-def _links(told: Comparison) -> Picture | None:
-    names = dict.fromkeys(name for case in told.cases for name in case.first["links"])
-    use = {name: [(case.first["links"].get(name) or {}).get("utilization") for case in told.cases] for name in names}
-    return _bars(told, "Link use", use, dict(zip(names, LINK_COLOURS * len(names), strict=False)), "busy time / total time")
+def _links(comparison: Comparison) -> Picture | None:
+    names = dict.fromkeys(name for case in comparison.cases for name in case.first["links"])
+    use = {name: [(case.first["links"].get(name) or {}).get("utilization") for case in comparison.cases] for name in names}
+    return _bars(comparison, "Link use", use, dict(zip(names, LINK_COLOURS * len(names), strict=False)), "busy time / total time")
 
 
 def _bars(
-    told: Comparison, title: str, shares: dict[str, list[float | None]], colours: dict[str, str], y_title: str
+    comparison: Comparison, title: str, shares: dict[str, list[float | None]], colours: dict[str, str], y_title: str
 ) -> Picture | None:
     """Draw bars for each case; None where all bars are equal, or all are 0."""
     drawn = {name: values for name, values in shares.items() if any(values)}
     if not drawn or all(len({value for value in values if value is not None}) < 2 for values in drawn.values()):
         return None
-    places = _best(told, MOST_BARS)
-    names = [told.cases[place].name for place in places]
+    places = _best(comparison, MOST_BARS)
+    names = [comparison.cases[place].name for place in places]
     traces = [
         {
             "type": "bar", "name": name, "x": names, "y": rounded(values[place] for place in places),
-            "marker": {"color": colours[name]}, "hovertext": [told.label(place) for place in places],
+            "marker": {"color": colours[name]}, "hovertext": [comparison.label(place) for place in places],
         }
         for name, values in drawn.items()
     ]  # fmt: skip
     figure = laid_out(
         traces,
-        "configurations, by jobs" if told.has_seeds else "run",
+        "configurations, by jobs" if comparison.has_seeds else "run",
         y_title,
         SHARE,
         x_axis={"type": "category"},
         showlegend=True,
     )
-    return Picture(title, figure, _left_out(told, places))
+    return Picture(title, figure, _left_out(comparison, places))

@@ -42,78 +42,78 @@ class Pivot:
     note: str
 
 
-def pivots(told: Comparison) -> list[Pivot]:
+def pivots(comparison: Comparison) -> list[Pivot]:
     """Return the tables, if at least two settings differ and some row and some column have several values; holes stay empty."""
-    keys = [key for key in told.keys if key != "seed"]
+    keys = [key for key in comparison.keys if key != "seed"]
     if len(keys) < 2:
         return []
-    across = column_key(told)
-    places = _places(told, across)
-    columns = in_order(told, across)
+    across = column_key(comparison)
+    places = _places(comparison, across)
+    columns = in_order(comparison, across)
     if len(columns) < 2 or len(places) < 2 or max(len(row) for row in places.values()) < 2:
         return []
-    measures = [BY_KEY[key] for key in SHOWN if any(measure.key == key for measure in told.measures)]
-    return [_pivot(told, measure, across, columns, places) for measure in measures]
+    measures = [BY_KEY[key] for key in SHOWN if any(measure.key == key for measure in comparison.measures)]
+    return [_pivot(comparison, measure, across, columns, places) for measure in measures]
 
 
-def _places(told: Comparison, across: str) -> dict[str, dict[str, int]]:
+def _places(comparison: Comparison, across: str) -> dict[str, dict[str, int]]:
     """Return the case of each row and column; of several with equal settings, the first."""
     rows: dict[str, dict[str, int]] = {}
-    for place, case in enumerate(told.cases):
-        rows.setdefault(told.name_without(place, (across,)), {}).setdefault(case.settings.get(across, ""), place)
+    for place, case in enumerate(comparison.cases):
+        rows.setdefault(comparison.name_without(place, (across,)), {}).setdefault(case.settings.get(across, ""), place)
     return rows
 
 
-def _pivot(told: Comparison, measure: Measure, across: str, columns: list[str], places: dict[str, dict[str, int]]) -> Pivot:
+def _pivot(comparison: Comparison, measure: Measure, across: str, columns: list[str], places: dict[str, dict[str, int]]) -> Pivot:
     of_column: dict[int, str] = {}
     of_row: dict[int, str] = {}
     for column in columns:
-        of_column |= told.standing(measure, [row[column] for row in places.values() if column in row])
+        of_column |= comparison.standing(measure, [row[column] for row in places.values() if column in row])
     for row in places.values():
-        of_row |= told.standing(measure, list(row.values()))
+        of_row |= comparison.standing(measure, list(row.values()))
     rows = [
         PivotRow(
             name,
-            [_cell(told, measure, row[column], of_column, of_row) if column in row else Cell() for column in columns],
+            [_cell(comparison, measure, row[column], of_column, of_row) if column in row else Cell() for column in columns],
         )
         for name, row in places.items()
     ]
     if measure.key == "hit_rate":
-        rows += _bounds(told, columns, places)
-    others = ", ".join(heading(key) for key in told.keys if key not in (across, "seed"))
+        rows += _bounds(comparison, columns, places)
+    others = ", ".join(heading(key) for key in comparison.keys if key not in (across, "seed"))
     title = f"{measure.title[0].upper()}{measure.title[1:]} by {others} and {heading(across)}"
-    return Pivot(title, f"{others} \\ {heading(across)}", columns, rows, _note(told, measure))
+    return Pivot(title, f"{others} \\ {heading(across)}", columns, rows, _note(comparison, measure))
 
 
-def _cell(told: Comparison, measure: Measure, place: int, of_column: dict[int, str], of_row: dict[int, str]) -> Cell:
+def _cell(comparison: Comparison, measure: Measure, place: int, of_column: dict[int, str], of_row: dict[int, str]) -> Cell:
     mark = {TIE: " =", NEAR: " ≈"}.get(of_column.get(place, ""), "")
     classes = ["number"]
     classes += ["best-of-column"] if of_column.get(place) in (BEST, TIE) else []
     classes += ["best-of-row"] if of_row.get(place) in (BEST, TIE) else []
-    text = shown(measure, told.cases[place].mean(measure)) + mark
-    return Cell(text, _gap_text(told, place) if measure.key == "hit_rate" else "", " ".join(classes))
+    text = shown(measure, comparison.cases[place].mean(measure)) + mark
+    return Cell(text, _gap_text(comparison, place) if measure.key == "hit_rate" else "", " ".join(classes))
 
 
-def gap_to_belady(told: Comparison, place: int) -> float | None:
+def gap_to_belady(comparison: Comparison, place: int) -> float | None:
     """Return how far a case's hit rate lies above Belady's bound, normally below 0, by the seeds that have one; else None."""
-    case = told.cases[place]
+    case = comparison.cases[place]
     rates, bound = case.by_seed(BY_KEY["hit_rate"].of), case.bound("belady")
     gap = mean_of([rates[seed] - bound[seed] for seed in rates if seed in bound])
     return None if gap is None else gap.mean
 
 
-def _gap_text(told: Comparison, place: int) -> str:
-    gap = gap_to_belady(told, place)
+def _gap_text(comparison: Comparison, place: int) -> str:
+    gap = gap_to_belady(comparison, place)
     return "" if gap is None else f"{100 * gap:+.2f} points"
 
 
-def _bounds(told: Comparison, columns: list[str], places: dict[str, dict[str, int]]) -> list[PivotRow]:
+def _bounds(comparison: Comparison, columns: list[str], places: dict[str, dict[str, int]]) -> list[PivotRow]:
     """Return rows for the bounds that all cases of a column share; none where some column has several."""
     rows = []
     for kind in ("belady", "unlimited"):
         cells = []
         for column in columns:
-            cases = [told.cases[row[column]] for row in places.values() if column in row]
+            cases = [comparison.cases[row[column]] for row in places.values() if column in row]
             names = {case.bound_name(kind) for case in cases}
             rate = mean_of(list(cases[0].bound(kind).values())) if len(names) == 1 else None
             if len(names) > 1:
@@ -124,11 +124,11 @@ def _bounds(told: Comparison, columns: list[str], places: dict[str, dict[str, in
     return rows
 
 
-def _note(told: Comparison, measure: Measure) -> str:
+def _note(comparison: Comparison, measure: Measure) -> str:
     parts = ["Tinted: the best of its column; =: one of several that are equal as shown."]
-    if told.has_seeds:
+    if comparison.has_seeds:
         parts.append("≈: not distinguishable from the best of its column (95 %, by the differences seed by seed).")
     parts.append("Dotted: the best of its row.")
-    if measure.key == "hit_rate" and told.framed("belady"):
+    if measure.key == "hit_rate" and comparison.framed("belady"):
         parts.append("Second line: distance to Belady's bound for tiers of that size.")
     return " ".join(parts)

@@ -41,7 +41,7 @@ def events(outcome: Outcome) -> Iterator[Event]:
     recorder = outcome.timeline
     assert recorder is not None
     pids = Processes.of(outcome)
-    visits = visits_of(outcome, recorder.stays, pids)
+    visits = visits_of(outcome, recorder.admissions, pids)
     yield from pids.names(outcome, {visit.wait_lane.pid for visit in visits if visit.wait_lane})
     yield from request_slices(outcome, visits)
     yield from _rejected(outcome, pids)

@@ -115,12 +115,12 @@ def _of_pairs(simulated: Sequence[Recording], measured: Sequence[Recording], tol
     """Return the figures of pairs of runs. Simulations that are closer to real runs than these to one another are not off."""
     runs = [*simulated, *measured]
     same = lambda one, other: _identical(runs[one], runs[other])  # noqa: E731
-    apart = lambda one, other: _apart(runs[one], runs[other])  # noqa: E731
+    ttft_distance = lambda one, other: _ttft_distance(runs[one], runs[other])  # noqa: E731
     distance, values = distance_of_pairs(same, len(simulated), len(measured))
     found = [_figure(IDENTICAL, "share", values, _ends(distance), distance.high < 0, tolerances.identical)]
     found[0]["holds"] = not found[0]["is_off"] or mean(values[0]) >= tolerances.identical
     if runs[0].served.any() and not np.isnan(runs[0].ttft_s[runs[0].served]).all():
-        distance, values = distance_of_pairs(apart, len(simulated), len(measured))
+        distance, values = distance_of_pairs(ttft_distance, len(simulated), len(measured))
         found.append(_figure(BY_REQUEST, "share", values, _ends(distance), distance.low > 0, None))
     return found
 
@@ -135,7 +135,7 @@ def _identical(one: Recording, other: Recording) -> float:
     return float(same.mean()) if same.size else 1.0
 
 
-def _apart(one: Recording, other: Recording) -> float:
+def _ttft_distance(one: Recording, other: Recording) -> float:
     """Return the median by which the natural logarithms of the times to first token of a request differ."""
     times = [run.ttft_s[run.served] for run in (one, other)]
     is_known = (times[0] > 0) & (times[1] > 0)

@@ -237,13 +237,13 @@ def render_validation(record: RunRecord) -> str:
 
 def scatter(simulated: list[float | None], measured: list[float | None]) -> Figure:
     """Draw each request's time on hardware (x) and simulated (y), in seconds, and the line where both are equal."""
-    pairs = [(real, said) for real, said in zip(measured, simulated, strict=True) if real and said]
+    pairs = [(real, expected) for real, expected in zip(measured, simulated, strict=True) if real and expected]
     times = [time for pair in pairs for time in pair]
     ends = [min(times), max(times)] if times else [1e-3, 1.0]
     equal = {"type": "scatter", "mode": "lines", "x": ends, "y": ends, "name": "equal", "line": {"color": GREY, "dash": "dash"}}
     requests = {
         "type": "scatter", "mode": "markers", "name": "request", "x": rounded(real for real, _ in pairs),
-        "y": rounded(said for _, said in pairs), "marker": {"color": COLOURS[0], "size": 5, "opacity": 0.6},
+        "y": rounded(expected for _, expected in pairs), "marker": {"color": COLOURS[0], "size": 5, "opacity": 0.6},
     }  # fmt: skip
     axis = {"type": "log", "rangemode": "normal"}
     return laid_out(

@@ -167,14 +167,16 @@ def _log_comparison(wandb: Any, run: Any, folder: Path, runs: Sequence[Run]) -> 
     columns = columns_of(comparison_csv(runs).splitlines())
     cells = [[None if cell != cell else cell for cell in column.tolist()] for column in columns.values()]
     logged = {"jobs": wandb.Table(columns=list(columns), data=[list(row) for row in zip(*cells, strict=True)])}
-    told = Comparison(runs)
-    for measure in told.measures:
-        if told.keys and measure.better:
+    comparison = Comparison(runs)
+    for measure in comparison.measures:
+        if comparison.keys and measure.better:
             with suppress(UsageError):
-                logged[measure.title] = wandb.Plotly(sweep_figure(told, None, measure.key, None))
+                logged[measure.title] = wandb.Plotly(sweep_figure(comparison, None, measure.key, None))
     run.log(logged)
-    rates = [result["hit_rate"] for result in told.results if result["hit_rate"] is not None]
-    run.summary.update({"finished": len(told.runs), "failed": len(told.failed), "best_hit_rate": max(rates, default=None)})
+    rates = [result["hit_rate"] for result in comparison.results if result["hit_rate"] is not None]
+    run.summary.update(
+        {"finished": len(comparison.runs), "failed": len(comparison.failed), "best_hit_rate": max(rates, default=None)}
+    )
     _add_files(wandb, run, f"sweep-{run.id}", [folder / name for name in ("sweep.csv", "report.html", SHARED_SCRIPT)])
 
 

@@ -10,7 +10,7 @@ from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.transfers import is_gap
 from kvsim.engine.substrate import Work
-from kvsim.pages.extents import Run
+from kvsim.pages.extents import Extent
 from kvsim.substrate.hardware.orders import NOTHING, ChunkPages, DecodePages
 
 if TYPE_CHECKING:
@@ -117,10 +117,10 @@ class StepPages:
 
     def _ids(self, request: Request) -> np.ndarray:
         """Return the ids of a request's pages: those of its prompt and, if they may be reused, of its answer."""
-        runs = request.runs
+        extents = request.runs
         if self.caches_output and request.output_runs:
-            runs = (*runs, *request.output_runs)
-        return ids_of(runs)
+            extents = (*extents, *request.output_runs)
+        return ids_of(extents)
 
 
 def slots_of(lease: Lease) -> np.ndarray:
@@ -128,6 +128,6 @@ def slots_of(lease: Lease) -> np.ndarray:
     return np.concatenate((*(node.slots[lease.gpu.index] for node in lease.node.path()), lease.slots))
 
 
-def ids_of(runs: tuple[Run, ...]) -> np.ndarray:
-    """Return all page ids of some runs."""
-    return np.concatenate([np.arange(start, start + pages, dtype=np.int64) for start, pages in runs]) if runs else NOTHING
+def ids_of(extents: tuple[Extent, ...]) -> np.ndarray:
+    """Return all page ids of some extents."""
+    return np.concatenate([np.arange(start, start + pages, dtype=np.int64) for start, pages in extents]) if extents else NOTHING

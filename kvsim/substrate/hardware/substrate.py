@@ -112,7 +112,7 @@ class HardwareSubstrate:
             request=request_of(transfer),
         )
         if is_disk:
-            page_ids = ids_of(tuple(run for node in transfer.nodes for run in node.runs))
+            page_ids = ids_of(tuple(extent for node in transfer.nodes for extent in node.runs))
             link = self.disk_links[transfer.source.level == DISK]
             link.send(Flight(number=number, sources=sources, targets=targets, page_ids=page_ids))
             self._under_way[transfer] = UnderWay(number, [link], done, is_state)

@@ -98,12 +98,12 @@ def test_the_table_is_framed_and_the_best_is_bold(simulated: Outcome, replayed: 
         run_of(simulated, "0", config("lru"), belady=belady, unlimited=unlimited),
         run_of(replayed, "1", config("arc"), belady=belady, unlimited=unlimited),
     ]
-    told = Comparison(runs)
-    assert [row.name for row in told.rows()] == ["no cache", "0", "1", "belady", "unlimited"]
-    assert told.keys == ["eviction"]
-    column = [measure.key for measure in told.measures].index("hit_rate")
-    assert [row.cells[column] for row in told.rows()] == ["0.00%", "33.33%", "55.56%", "60.00%", "70.00%"]
-    assert (1, column) in told.best() and (0, column) not in told.best()
+    comparison = Comparison(runs)
+    assert [row.name for row in comparison.rows()] == ["no cache", "0", "1", "belady", "unlimited"]
+    assert comparison.keys == ["eviction"]
+    column = [measure.key for measure in comparison.measures].index("hit_rate")
+    assert [row.cells[column] for row in comparison.rows()] == ["0.00%", "33.33%", "55.56%", "60.00%", "70.00%"]
+    assert (1, column) in comparison.best() and (0, column) not in comparison.best()
     shown = Text(render_comparison(runs, "kvsim report a b"))
     assert "55.56%" in shown.bold and "33.33%" not in shown.bold
     assert {"no cache", "belady", "unlimited", "lru", "arc"} <= set(shown.cells)
@@ -114,9 +114,9 @@ def test_a_run_that_rejects_more_is_not_the_best(simulated: Outcome, replayed: O
     assert runs[1].result is not None and runs[2].result is not None
     runs[1].result["rejected"] += 1
     runs[2].result["hit_rate"] = 0.1
-    told = Comparison(runs)
-    column = [measure.key for measure in told.measures].index("hit_rate")
-    assert {place for place, at in told.best() if at == column} == {0}
+    comparison = Comparison(runs)
+    column = [measure.key for measure in comparison.measures].index("hit_rate")
+    assert {place for place, at in comparison.best() if at == column} == {0}
 
 
 def test_the_page_loads_nothing_and_names_its_command(simulated: Outcome):

@@ -86,11 +86,11 @@ def test_one_differing_setting_needs_no_pivot(run: Maker) -> None:
 
 
 def test_values_that_look_alike_are_a_tie(run: Maker) -> None:
-    told = Comparison([run("lru", 0.400001), run("arc", 0.400002), run("fifo", 0.3)])
-    assert told.standing(HIT_RATE) == {0: TIE, 1: TIE}
+    comparison = Comparison([run("lru", 0.400001), run("arc", 0.400002), run("fifo", 0.3)])
+    assert comparison.standing(HIT_RATE) == {0: TIE, 1: TIE}
     assert (
-        answers(told)[0].startswith("Highest hit rate: 1: arc, 0: lru with 40.00% each (a tie)")
-        or "each (a tie)" in answers(told)[0]
+        answers(comparison)[0].startswith("Highest hit rate: 1: arc, 0: lru with 40.00% each (a tie)")
+        or "each (a tie)" in answers(comparison)[0]
     )
     assert Comparison([run("lru", 0.4), run("arc", 0.3)]).standing(HIT_RATE) == {0: BEST}
     assert Comparison([run("lru", 0.4), run("arc", 0.4)]).standing(HIT_RATE) == {}
@@ -100,13 +100,13 @@ def test_runs_that_differ_in_the_seed_are_one_configuration(run: Maker) -> None:
     runs = [run("lru", rate, seed=seed) for seed, rate in enumerate((0.1, 0.2, 0.3))]
     runs += [run("arc", rate, seed=seed) for seed, rate in enumerate((0.2, 0.3, 0.4))]
     runs += [run("fifo", rate, seed=seed) for seed, rate in enumerate((0.2, 0.4, 0.3))]
-    told = Comparison(runs)
-    assert [case.name for case in told.cases] == ["0-2", "3-5", "6-8"]
-    assert told.keys == ["eviction"]
-    column = [measure.key for measure in told.measures].index("hit_rate")
+    comparison = Comparison(runs)
+    assert [case.name for case in comparison.cases] == ["0-2", "3-5", "6-8"]
+    assert comparison.keys == ["eviction"]
+    column = [measure.key for measure in comparison.measures].index("hit_rate")
     half = 4.3027 * 0.1 / 3**0.5  # standard deviation 0.1
-    assert [row.cells[column] for row in told.rows()[1:3]] == [f"20.00±{half:.2%}", f"30.00±{half:.2%}"]
-    assert told.standing(HIT_RATE) == {1: TIE, 2: TIE}
+    assert [row.cells[column] for row in comparison.rows()[1:3]] == [f"20.00±{half:.2%}", f"30.00±{half:.2%}"]
+    assert comparison.standing(HIT_RATE) == {1: TIE, 2: TIE}
     [row, *_] = list(csv.DictReader(io.StringIO(means_csv(runs) or "")))
     assert (row["jobs"], row["seeds"], float(row["hit_rate"])) == ("0 1 2", "3", pytest.approx(0.2))
     assert float(row["hit_rate_half_width"]) == pytest.approx(half, abs=1e-5)
@@ -115,9 +115,9 @@ def test_runs_that_differ_in_the_seed_are_one_configuration(run: Maker) -> None:
 def test_policies_are_compared_seed_by_seed(run: Maker) -> None:
     """lru loses to arc by one point on every seed; fifo loses, on average by more, but not on every seed."""
     rates = {"arc": (0.2, 0.3, 0.4), "lru": (0.19, 0.29, 0.39), "fifo": (0.1, 0.35, 0.39)}
-    told = Comparison([run(policy, rate, seed=seed) for policy, own in rates.items() for seed, rate in enumerate(own)])
-    assert told.standing(HIT_RATE) == {0: BEST, 2: NEAR}
-    assert answers(told)[0].endswith("; not distinguishable from that: 6-8: fifo.")
+    comparison = Comparison([run(policy, rate, seed=seed) for policy, own in rates.items() for seed, rate in enumerate(own)])
+    assert comparison.standing(HIT_RATE) == {0: BEST, 2: NEAR}
+    assert answers(comparison)[0].endswith("; not distinguishable from that: 6-8: fifo.")
 
 
 def test_a_seed_of_the_trace_that_was_set_is_a_setting(run: Maker) -> None:
@@ -128,8 +128,8 @@ def test_a_seed_of_the_trace_that_was_set_is_a_setting(run: Maker) -> None:
 
 
 def test_equal_seeds_are_not_repetitions(run: Maker) -> None:
-    told = Comparison([run("lru", 0.1), run("lru", 0.2)])
-    assert len(told.cases) == 2 and not told.has_seeds and means_csv(told.runs) is None
+    comparison = Comparison([run("lru", 0.1), run("lru", 0.2)])
+    assert len(comparison.cases) == 2 and not comparison.has_seeds and means_csv(comparison.runs) is None
 
 
 def test_identical_results_are_named(run: Maker) -> None:

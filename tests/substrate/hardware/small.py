@@ -105,7 +105,7 @@ def check_idle(cache: Any) -> None:
     cache.check()
     assert not cache.leases and not cache.in_flight and not cache.residency.doomed
     for tier in cache.tiers:
-        assert tier.promised_pages == tier.leaving_pages == 0
+        assert tier.reserved_pages == tier.leaving_pages == 0
         assert tier.evictable_pages == tier.pool.capacity - tier.pool.free
 
 

@@ -22,7 +22,7 @@ MOST_BUFFERS = 1024
 """Most pieces of memory that one system call reads or writes."""
 FAULTS = ("missing", "key", "checksum", "short_read", "read_error", "write_error")
 
-Extent = tuple[int, int]
+SlotRange = tuple[int, int]
 """Begin and end (exclusive) in a list of pages; the slots in between are neighbours."""
 
 
@@ -32,7 +32,7 @@ class DiskFile:
     All disk space is reserved at the start. If ``is_direct``, I/O bypasses the system's page cache (O_DIRECT); file systems that
     do not support this use the page cache. Slots are rounded up to blocks of 4096 bytes. Memory that is not aligned to blocks,
     or pages that do not fill their slots, cost a copy. ``threads`` threads read and as many write. Neighbouring slots form an
-    extent; as many threads as a list has extents work on it at once.
+    range; as many threads as a list has ranges work on it at once.
 
     A page can be found by its 16-byte key until its slot is overwritten, also by the next process, however this one ends. After
     a power loss, pages may be missing. In any case a page is read completely or not at all, which the checksum of its bytes
@@ -113,10 +113,10 @@ class DiskFile:
         with self._lock:
             if self.is_closed:
                 raise ValueError("the disk file is closed")
-            job.workers = min(self.threads, len(job.extents))
+            job.workers = min(self.threads, len(job.ranges))
             for _ in range(job.workers):
                 workers.submit(job.run)
-        if not job.extents:
+        if not job.ranges:
             job.result.set_result(0)
         return job.result
 
@@ -125,15 +125,15 @@ class DiskFile:
             self.faults[kind] += 1
 
     def buffer(self) -> np.ndarray:
-        """Return the calling thread's own buffer for one extent, ``[slots, slot_bytes]``, aligned to blocks."""
+        """Return the calling thread's own buffer for one range, ``[slots, slot_bytes]``, aligned to blocks."""
         if not hasattr(self._buffers, "own"):
             memory = mmap.mmap(-1, self._most * self.slot_bytes)
             self._buffers.own = np.frombuffer(memory, dtype=np.uint8).reshape(self._most, self.slot_bytes)
         own: np.ndarray = self._buffers.own
         return own
 
-    def extents(self, slots: np.ndarray) -> list[Extent]:
-        """Split a list of slots into extents, each small enough for one system call."""
+    def ranges(self, slots: np.ndarray) -> list[SlotRange]:
+        """Split a list of slots into ranges, each small enough for one system call."""
         breaks = np.flatnonzero(np.diff(slots) != 1) + 1
         return [
             (at, min(at + self._most, stop))

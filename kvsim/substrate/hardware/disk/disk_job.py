@@ -28,18 +28,18 @@ class PageFile(Protocol):
     is_direct: bool
     is_closed: bool
 
-    def extents(self, slots: np.ndarray) -> list[tuple[int, int]]:
-        """Split a list of slots into extents, each small enough for one system call."""
+    def ranges(self, slots: np.ndarray) -> list[tuple[int, int]]:
+        """Split a list of slots into ranges, each small enough for one system call."""
 
     def buffer(self) -> np.ndarray:
-        """Return the calling thread's own buffer for one extent, ``[slots, slot_bytes]``, aligned to blocks."""
+        """Return the calling thread's own buffer for one range, ``[slots, slot_bytes]``, aligned to blocks."""
 
     def count_fault(self, kind: str) -> None:
         """Count a fault that ended a list early."""
 
 
 class DiskJob:
-    """One list of pages to read or write. Workers take its extents in turn; the last worker to stop sets the result."""
+    """One list of pages to read or write. Workers take its ranges in turn; the last worker to stop sets the result."""
 
     def __init__(
         self,
@@ -62,21 +62,21 @@ class DiskJob:
             raise ValueError(f"host must be contiguous uint8 [pages, {disk.page_bytes}], not {host.dtype} {list(host.shape)}")
         is_aligned = host.ctypes.data % BLOCK_BYTES == 0 or not disk.is_direct
         self.is_in_place = is_aligned and disk.slot_bytes == disk.page_bytes
-        self.extents = disk.extents(self.slots)
+        self.ranges = disk.ranges(self.slots)
         self.result: Future[int] = Future()
         self.result.set_running_or_notify_cancel()
         self.workers = 0
         self._lock = Lock()
         self._turn = count()
-        self._moved = [0] * len(self.extents)
+        self._moved = [0] * len(self.ranges)
         self._is_over = False
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Process extents until none is left; runs in each worker."""
+        """Process ranges until none is left; runs in each worker."""
         try:
-            while not self._is_over and (turn := next(self._turn)) < len(self.extents) and not self._is_cancelled():
-                start, stop = self.extents[turn]
+            while not self._is_over and (turn := next(self._turn)) < len(self.ranges) and not self._is_cancelled():
+                start, stop = self.ranges[turn]
                 self._moved[turn] = self.move(slice(start, stop))
                 if self._moved[turn] < stop - start:
                     self._is_over = True
@@ -92,7 +92,7 @@ class DiskJob:
             self.result.set_result(self._whole_pages())
 
     def move(self, part: slice) -> int:
-        """Move one extent, and return the number of complete pages moved, from its first page on."""
+        """Move one range, and return the number of complete pages moved, from its first page on."""
         raise NotImplementedError
 
     def _is_cancelled(self) -> bool:
@@ -100,14 +100,14 @@ class DiskJob:
 
     def _whole_pages(self) -> int:
         pages = 0
-        for (start, stop), moved in zip(self.extents, self._moved, strict=True):
+        for (start, stop), moved in zip(self.ranges, self._moved, strict=True):
             pages += moved
             if moved < stop - start:
                 break
         return pages
 
     def memory(self, rows: np.ndarray) -> list[Any]:
-        """Return the memory of an extent's pages, in as few pieces as possible: their rows, or this thread's buffer."""
+        """Return the memory of a range's pages, in as few pieces as possible: their rows, or this thread's buffer."""
         if not self.is_in_place:
             return [self.disk.buffer()[: len(rows)]]
         breaks = np.flatnonzero(np.diff(rows) != 1) + 1
@@ -119,7 +119,7 @@ class DiskJob:
         return [xxhash.xxh3_64_intdigest(self.host[row]) for row in rows.tolist()]
 
     def place(self, part: slice) -> int:
-        """Return the extent's offset in the file."""
+        """Return the range's offset in the file."""
         return int(self.slots[part.start]) * self.disk.slot_bytes
 
 
@@ -141,7 +141,7 @@ class ReadJob(DiskJob):
         return whole
 
     def _read(self, part: slice, rows: np.ndarray) -> tuple[int, str]:
-        """Read the first pages of an extent into these rows. Returns how many are complete, and the fault of the next one."""
+        """Read the first pages of a range into these rows. Returns how many are complete, and the fault of the next one."""
         disk, memory = self.disk, self.memory(rows)
         try:
             arrived = os.preadv(disk.file, memory, self.place(part)) // disk.slot_bytes

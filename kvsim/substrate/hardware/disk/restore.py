@@ -8,12 +8,12 @@ from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache
 from kvsim.core.tree import INCOMING
-from kvsim.pages.extents import Run, count_pages, split_runs
+from kvsim.pages.extents import Extent, count_pages, split_extents
 
 UNKNOWN, ABSENT = -2, -1
 """In place of a slot: a page not looked up yet, and a page that was not recovered."""
 
-Path = tuple[tuple[Run, ...], np.ndarray]
+Path = tuple[tuple[Extent, ...], np.ndarray]
 """The first pages of a prompt, and the slot of each page."""
 
 
@@ -33,7 +33,7 @@ def restore(
     paths = recovered_paths(requests, key, recovered)
     if paths:
         cache.residency.take_these(cache.tiers[-1], np.unique(np.concatenate([slots for _, slots in paths])))
-    return sum([_add(cache, runs, slots, cache.residency.tick(now)) for runs, slots in paths])
+    return sum([_add(cache, extents, slots, cache.residency.tick(now)) for extents, slots in paths])
 
 
 def recovered_paths(requests: Sequence[Request], key: Callable[[int], bytes], recovered: Mapping[bytes, int]) -> list[Path]:
@@ -45,17 +45,19 @@ def recovered_paths(requests: Sequence[Request], key: Callable[[int], bytes], re
     slots = np.full(ids, UNKNOWN, dtype=np.int64)
     paths: dict[int, Path] = {}
     for request in requests:
-        runs, found = _first_pages(request.runs, slots, key, recovered)
-        if runs:
-            paths.setdefault(runs[-1][0] + runs[-1][1] - 1, (runs, found))
+        extents, found = _first_pages(request.runs, slots, key, recovered)
+        if extents:
+            paths.setdefault(extents[-1][0] + extents[-1][1] - 1, (extents, found))
     written = {slot: at for at, slot in enumerate(recovered.values())}
     return sorted(paths.values(), key=lambda path: written[int(path[1][-1])])
 
 
-def _first_pages(runs: tuple[Run, ...], slots: np.ndarray, key: Callable[[int], bytes], recovered: Mapping[bytes, int]) -> Path:
+def _first_pages(
+    extents: tuple[Extent, ...], slots: np.ndarray, key: Callable[[int], bytes], recovered: Mapping[bytes, int]
+) -> Path:
     """Return the path up to the first page that was not recovered. ``slots``, by page id, caches the look-ups."""
     parts = [slots[:0]]
-    for start, pages in runs:
+    for start, pages in extents:
         part = slots[start : start + pages]
         for at in np.flatnonzero(part < 0).tolist():
             if part[at] == UNKNOWN:
@@ -67,14 +69,14 @@ def _first_pages(runs: tuple[Run, ...], slots: np.ndarray, key: Callable[[int], 
         if len(part) < pages:
             break
     found = np.concatenate(parts)
-    return split_runs(runs, len(found))[0], found
+    return split_extents(extents, len(found))[0], found
 
 
-def _add(cache: ServedCache, runs: tuple[Run, ...], slots: np.ndarray, now: float) -> int:
+def _add(cache: ServedCache, extents: tuple[Extent, ...], slots: np.ndarray, now: float) -> int:
     """Add the part of a path that the tree lacks; the pages before it are in the lowest tier. Returns the pages added."""
     tier, residency = cache.tiers[-1], cache.residency
     tree = residency.tree
-    path, rest = residency.follow(tree.root, runs)
+    path, rest = residency.follow(tree.root, extents)
     pages = count_pages(rest)
     if pages:
         node = tree.add(path[-1] if path else tree.root, rest, pages, now)
