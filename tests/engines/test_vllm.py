@@ -74,15 +74,6 @@ def test_the_older_copy_is_found_and_the_younger_leaves_first_when_only_the_olde
     assert cache.on_gpu("abcd") == 3
 
 
-def test_the_younger_copy_is_found_when_the_older_has_left() -> None:
-    cache = Small(6)
-    cache.serve("abc", "abc")  # in the order of leaving: the older c, the younger c, b, a
-    cache.serve("xyz")
-    assert cache.on_gpu("abc") == 3
-    cache.serve("v")
-    assert cache.on_gpu("abc") == 2
-
-
 @pytest.mark.parametrize("seed", range(60))
 def test_random_traces_hit_what_the_slow_models_hit(seed: int) -> None:
     requests = random_requests(seed)

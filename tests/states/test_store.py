@@ -82,30 +82,12 @@ def test_a_state_is_named_by_the_page_before_it_and_takes_its_room_whole() -> No
     assert state.partner is cache.node("abc") and cache.node("abc").partner is state
 
 
-def test_a_state_that_left_every_tier_is_found_no_more() -> None:
-    cache = hybrid(Last(), states=1)
-    use(cache, "abc", "xyz")
-    assert cache.states.find(cache.words.ids["abc"]) is None
-    assert cache.states.deepest(cache.request("abc").runs, 3) is None
-    depth, state = cache.states.deepest(cache.request("xyz").runs, 3) or (0, None)
-    assert depth == 3 and state is not None and cache.states.is_usable(state)
-
-
 def test_of_a_path_the_states_used_longest_ago_are_given_up() -> None:
     cache = hybrid(EveryPage())
     use(cache, "abcd", "ab")
     cache.states.keep_recent(cache.request("abcd").runs, 4, 2)
     assert cache.states_on("gpu") == {"ab", "abcd"}
     cache.check()
-
-
-def test_without_room_a_state_is_not_saved_and_counted() -> None:
-    cache = hybrid(Last(), states=1)
-    use(cache, "ab")
-    held = cache.admitted("abc")
-    cache.run("xy")
-    assert cache.states.counts.no_room == 1 and cache.states_on("gpu") == {"ab"}
-    cache.release(held)
 
 
 # --- what finding a state costs --------------------------------------------------------------------------------------
