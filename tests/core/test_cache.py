@@ -5,7 +5,6 @@ from kvsim.policies.placement.exclusive import Exclusive
 from kvsim.policies.placement.write_through import WriteThrough
 from tests.core.small import SmallCache, now, small_cache
 
-
 # --- admission -------------------------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from kvsim.replaying.server import CacheServer
 from tests.core.small import SmallCache, make_tiers
 from tests.workloads import random_requests
 
-COUNTS = pytest.mark.parametrize("gpus", [2, 64])
+COUNTS = pytest.mark.parametrize("gpus", [2, 5])
 
 
 def small_graph(
@@ -184,6 +184,6 @@ def seconds(gpus: int, requests: list[Request]) -> float:
 
 def test_gpus_that_stand_beside_cost_a_request_little() -> None:
     """1.2 to 1.4 times as much with 64 GPUs as with one."""
-    requests = random_requests(1, requests=1_500, page_tokens=1, max_pages=30)
+    requests = random_requests(1, requests=500, page_tokens=1, max_pages=30)
     one, many = (min(seconds(gpus, requests) for _ in range(3)) for gpus in (1, 64))
     assert many < 3 * one, f"{many / len(requests) * 1e6:.0f} us a request, {one / len(requests) * 1e6:.0f} us with one GPU"

@@ -362,7 +362,7 @@ def mine_or_none(requests: list[Request], seed: int) -> list[int] | None:
 
 def test_random_traces_hit_as_in_the_slow_model() -> None:
     hits = rejected = 0
-    for seed in range(5 * EXAMPLES):
+    for seed in range(2 * EXAMPLES):
         requests = with_answers(random_requests(seed))
         pages, states, in_flight, settings, answers = setting(seed)
         slow = SlowStateful(pages, states, page_tokens=4, answers=answers, **settings)
@@ -372,7 +372,7 @@ def test_random_traces_hit_as_in_the_slow_model() -> None:
         except NoSlot:
             assert mine is None, seed
         hits, rejected = hits + sum(row for row in mine or [] if row > 0), rejected + (mine or []).count(-1)
-    assert hits > 100 * EXAMPLES and rejected > EXAMPLES
+    assert hits > 40 * EXAMPLES and rejected > EXAMPLES // 3
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_conversations_hit_as_in_the_slow_model(
     cache = make_cache(pages, states, page_tokens=page_tokens, **settings)
     mine = hits_of(cache, chats[page_tokens], in_flight=in_flight)
     assert mine == SlowStateful(pages, states, page_tokens=page_tokens, **settings).play(chats[page_tokens], in_flight=in_flight)
-    assert sum(mine) > 1_000
+    assert sum(mine) > 500
 
 
 @pytest.mark.long

@@ -25,7 +25,7 @@ from kvsim.run.play import build_tiers, replay
 from tests.engines.recorded import golden_rows, reference
 from tests.engines.slow_blocks import SlowArc, SlowBlocks, SlowOffload, play_slowly
 from tests.engines.small_blocks import PAGE_TOKENS, Small, make_cache, play
-from tests.workloads import Words, as_records, random_requests, runs_of
+from tests.workloads import EXAMPLES, Words, as_records, random_requests, runs_of
 
 POLICIES: dict[str, tuple[Callable[[], EvictionPolicy], type[SlowOffload]]] = {"lru": (LRU, SlowOffload), "arc": (ARC, SlowArc)}
 
@@ -165,7 +165,7 @@ def test_many_sums_at_once_are_those_of_a_loop(value: float, step: float, times:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(EXAMPLES // 4))
 def test_random_traces_hit_what_the_slow_models_hit(policy: str, seed: int) -> None:
     requests = random_requests(seed)
     ours, slow = POLICIES[policy]

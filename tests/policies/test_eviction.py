@@ -53,8 +53,8 @@ def test_slru_refuses_a_setting_out_of_range() -> None:
 
 def test_random_gives_every_leaf_the_same_chance() -> None:
     first = []
-    for seed in range(600):
+    for seed in range(300):
         cache = filled(Random(), "a", "b", "c", gpu=3)
         cache.gpu.eviction.bind(PolicyContext(rng=np.random.default_rng(seed)))
         first.append(cache.leaving_order()[0])
-    assert all(160 < first.count(letter) < 240 for letter in "abc")
+    assert all(70 < first.count(letter) < 130 for letter in "abc")
