@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from kvsim.commands.hydra_main import read_yaml_fast
+from tests.reused_compositions import compositions_are_reused
 
 settings.register_profile(
     "the same examples",
@@ -35,9 +36,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _yaml_is_read_fast() -> Iterator[None]:
-    """As in every command: composing a configuration takes most of the time of many tests."""
-    with read_yaml_fast():
+def _composing_is_fast() -> Iterator[None]:
+    """YAML is read as in every command, and only once: composing a configuration takes most of the time of many tests."""
+    with read_yaml_fast(), compositions_are_reused():
         yield
 
 

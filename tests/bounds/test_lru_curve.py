@@ -62,7 +62,7 @@ def test_sums_of_smaller_are_sums_over_what_came_before(pairs: list[tuple[int, i
     recompute=st.booleans(),
     skipped=st.integers(0, 3),
 )
-@settings(max_examples=150)
+@settings(max_examples=40)
 def test_the_curve_is_the_replay_of_every_capacity(
     requests: list[Request], short: list[int], recompute: bool, skipped: int
 ) -> None:

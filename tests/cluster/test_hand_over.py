@@ -20,7 +20,7 @@ from kvsim.run.assembly import build_cluster, build_graphs, build_served
 from kvsim.settings.configuration import compose
 from kvsim.trace.base import Trace
 from tests.cluster.small_cluster import Sent, SmallCluster, small_cluster
-from tests.engine.small import FOREVER, PAGE_BYTES, ask, hits, make_requests, seconds
+from tests.engine.small import PAGE_BYTES, ask, hits, make_requests, seconds
 
 A, B, C = "abcd", "efgh", "ijkl"
 NONE = {"settings": {"overlap": "none"}}
@@ -59,11 +59,6 @@ def test_over_a_slow_interconnect_the_first_token_waits_for_the_transfer(about: 
     """At 4 bytes/s, the prompt takes 68 s; layer by layer, it leaves when the first layer is computed."""
     outcome = pair(hardware={"interconnect_bytes_per_s": 4.0}, **about).serve(ask(A, output=2))
     assert outcome.ttft_s[0] == seconds(expected)
-
-
-@pytest.mark.parametrize("about", [{}, NONE])
-def test_over_a_fast_interconnect_nothing_waits(about: dict[str, Any]) -> None:
-    assert pair(hardware={"interconnect_bytes_per_s": FOREVER}, **about).serve(ask(A, output=2)).ttft_s[0] == seconds(17)
 
 
 def test_every_transfer_has_the_latency_of_the_interconnect() -> None:
@@ -115,11 +110,6 @@ def test_a_prefill_engine_shares_what_it_can_send() -> None:
     """Both are computed in one step of 34 s, and sent to different engines at half the rate."""
     cluster = pair(hosts=(0, 0, 0), decode_routing=Sent(1, 2), **NONE)
     assert cluster.serve(ask(A, output=2), ask(B, output=2)).ttft_s.tolist() == seconds([34 + 8.5] * 2)
-
-
-def test_two_prefill_engines_do_not_slow_each_other_down_towards_different_engines() -> None:
-    cluster = pair(prefill=2, hosts=(0,) * 4, routing=Sent(0, 1), decode_routing=Sent(2, 3), **NONE)
-    assert cluster.serve(ask(A, output=2), ask(B, output=2)).ttft_s.tolist() == seconds([17 + 4.25] * 2)
 
 
 # --- pages ---

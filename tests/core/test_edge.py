@@ -1,7 +1,6 @@
 """Two neighbouring tiers: what the placement policy between them is asked, and that its answers are looked at."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,11 +10,6 @@ from kvsim.core.pool import Pool
 from kvsim.core.tier import Edge, Tier, chain
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.base import PlacementPolicy
-from kvsim.policies.placement.by_length import ByLength
-from kvsim.policies.placement.exclusive import Exclusive
-from kvsim.policies.placement.store_threshold import StoreThreshold
-from kvsim.policies.placement.write_back import WriteBack
-from kvsim.policies.placement.write_through import WriteThrough
 from tests.core.small import small_cache
 from tests.workloads import make_request
 
@@ -51,28 +45,6 @@ def tiers_of(count: int) -> list[Tier]:
 def edge_of(placement: PlacementPolicy) -> Edge:
     (edge,) = chain(tiers_of(2), [placement])
     return edge
-
-
-@pytest.mark.parametrize(
-    ("placement", "nodes", "prompts"),
-    [
-        (WriteBack, False, False),
-        (Exclusive, False, False),
-        (WriteThrough, True, False),
-        (ByLength, False, True),
-        (partial(StoreThreshold, k=2), False, True),
-    ],
-)
-def test_a_policy_is_asked_after_a_use_for_nodes_or_for_prompts_or_not_at_all(
-    placement: Callable[[], PlacementPolicy], nodes: bool, prompts: bool
-) -> None:
-    edge = edge_of(placement())
-    assert (edge.copies_nodes, edge.copies_prompts, edge.copies_after_use) == (nodes, prompts, nodes or prompts)
-
-
-def test_only_a_policy_that_counts_requests_hears_of_them() -> None:
-    assert edge_of(StoreThreshold(k=2)).wants_requests
-    assert not edge_of(WriteBack()).wants_requests
 
 
 @pytest.mark.parametrize(

@@ -4,31 +4,25 @@ from collections.abc import Callable, Sequence
 from time import process_time
 from typing import Any
 
-import numpy as np
 import pytest
 
 from kvsim.core.cache import Cache
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.tier import CPU, DISK, GPU
-from kvsim.core.tree import READY
 from kvsim.engine.prefetching import Prefetching
 from kvsim.hardware.tier_kinds import LEVELS
-from kvsim.policies.eviction.fifo import FIFO
 from kvsim.policies.eviction.lru import LRU
-from kvsim.policies.eviction.s3_fifo import S3FIFO
-from kvsim.policies.eviction.sieve import Sieve
 from kvsim.policies.placement.exclusive import Exclusive
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
-from kvsim.policies.placement.write_through_selective import WriteThroughSelective
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.replaying.server import CacheServer
 from tests.core.small import SmallCache, make_tiers
 from tests.workloads import random_requests
 
-COUNTS = pytest.mark.parametrize("gpus", [2, 64])
+COUNTS = pytest.mark.parametrize("gpus", [2, 5])
 
 
 def small_graph(
@@ -166,40 +160,6 @@ def test_a_reset_empties_every_gpu(gpus: int) -> None:
     assert cache.use("abc", gpu=gpus - 1) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("placement", "eviction"), [(WriteThrough, S3FIFO), (WriteThroughSelective, FIFO), (WriteBack, Sieve), (Exclusive, LRU)]
-)
-def test_a_random_workload_over_64_gpus(placement: Callable[[], Any], eviction: Callable[[], Any]) -> None:
-    """Prompts that share beginnings, on a GPU drawn anew for each; sums and owners are recounted now and then."""
-    gpus = 64
-    cache = small_graph(gpus, gpu=10, cpu=60, disk=150, eviction=eviction, placement=placement, disk_placement=WriteBack)
-    rng = np.random.default_rng(0)
-    server = CacheServer(cache.core, Prefetching(cache.core, NoPrefetch(), Offer))
-    running: list[Any] = []
-    hits = np.zeros(3, dtype=int)
-    for number, request in enumerate(random_requests(0, requests=1_500, page_tokens=1, max_pages=9)):
-        cache.core.gpu = cache.tiers[int(rng.integers(gpus))]
-        lease = server.serve(request, request.prompt_pages + int(rng.integers(2)), float(number))
-        if lease is not None:
-            running.append(lease)
-            hits += lease.hits
-        while len(running) > 100 or running and lease is None and rng.random() < 0.5:
-            server.finish_request(running.pop(int(rng.integers(len(running)))))
-        if number % 50 == 0:
-            cache.check()
-    for lease in running:
-        server.finish_request(lease)
-    cache.check()
-    assert hits[GPU] > 0 < hits[CPU]
-    assert all(tier.evicted_pages > 0 for tier in cache.tiers[:gpus])
-    assert not cache.in_flight and not cache.leases
-    for tier in cache.tiers:
-        assert not tier.reserved_pages and not tier.leaving_pages
-    if placement is Exclusive:
-        below = [node for node in cache.tree.root.descendants() if node.state[gpus] == READY]
-        assert not any(READY in node.state[:gpus] and node.state[gpus + 1] == READY for node in below)
-
-
 def test_levels_say_what_a_hit_is_whatever_the_place_of_a_tier() -> None:
     cache = small_graph(3)
     assert [tier.level for tier in cache.tiers] == [GPU, GPU, GPU, CPU, DISK]
@@ -224,6 +184,6 @@ def seconds(gpus: int, requests: list[Request]) -> float:
 
 def test_gpus_that_stand_beside_cost_a_request_little() -> None:
     """1.2 to 1.4 times as much with 64 GPUs as with one."""
-    requests = random_requests(1, requests=1_500, page_tokens=1, max_pages=30)
+    requests = random_requests(1, requests=500, page_tokens=1, max_pages=30)
     one, many = (min(seconds(gpus, requests) for _ in range(3)) for gpus in (1, 64))
     assert many < 3 * one, f"{many / len(requests) * 1e6:.0f} us a request, {one / len(requests) * 1e6:.0f} us with one GPU"

@@ -21,17 +21,6 @@ def begun_load(cached: str, prompt: str) -> tuple[Any, Any, Any]:
     return cache, lease, only(cache.load(lease, next(cache.clock)).loads)
 
 
-def test_pages_that_no_load_brings_are_computed_even_if_none_was_brought() -> None:
-    """Otherwise what follows them would lose its beginning when the request ends."""
-    cache, lease, load = begun_load("abc", "abcd")
-    cache.abort(load, 0, next(cache.clock))
-    assert cache.load(lease, next(cache.clock), load).lost_pages == 3
-    cache.move(cache.insert(lease, next(cache.clock)))
-    cache.move(cache.finish(lease))
-    cache.check()
-    assert cache.on("gpu") == "abcd"
-
-
 def shared_load(*prompts: str) -> tuple[Any, list[Any], Any]:
     """Requests that share the load of "abc", which only the CPU has; the first has begun it, of which one page arrives."""
     cache = small_cache(gpu=12, cpu=40)

@@ -3,31 +3,8 @@
 import pytest
 
 from kvsim.core.tier import Tier
-from kvsim.core.tree import READY, Node
-from kvsim.policies.eviction.lru import LRU
+from kvsim.core.tree import Node
 from tests.core.small import SmallCache, now, only, small_cache
-
-
-def test_no_two_uses_of_the_cache_have_the_same_time() -> None:
-    cache = small_cache(gpu=8, eviction=LRU)
-    for word in ("a", "b", "c"):
-        lease = cache.look(word)
-        assert cache.admit(lease, 1, 5.0)
-        cache.insert(lease, 5.0)
-        cache.release(lease)
-    used = [cache.node(word).last_used for word in "abc"]
-    assert used == sorted(set(used)) and used[0] > 5.0 - 1e-9
-    assert all(node.state == [READY] for node in cache.tree.root.descendants())
-
-
-def test_the_first_pages_of_nodes_end_in_a_cut() -> None:
-    cache = small_cache(gpu=8)
-    cache.use("ab")
-    cache.use("cdef")
-    nodes = [cache.node("ab"), cache.node("cdef")]
-    assert cache.residency.first_pages(nodes, 2) == nodes[:1]
-    assert [node.pages for node in cache.residency.first_pages(nodes, 3)] == [2, 1]
-    assert cache.residency.first_pages(nodes, 0) == []
 
 
 @pytest.mark.parametrize("difference", ["none", "hits", "pins", "a copy", "a second child"])
@@ -46,17 +23,6 @@ def test_parts_are_joined_again_only_if_nothing_tells_them_apart(difference: str
         cache.use("abx")
     cache.residency.merge(upper)
     assert (lower.pages == 4) == (difference == "none")
-
-
-def test_who_wants_to_know_is_told_of_pages_that_leave() -> None:
-    cache = small_cache(gpu=4, cpu=4)
-    cache.use("abc")
-    cache.use("abd")
-    told: list[tuple[str, str]] = []
-    cache.residency.on_leave = lambda node, tier: told.append((cache.words.text(node.runs), tier.name))
-    cache.residency.free(cache.node("abd"), cache.gpu)
-    cache.residency.drop_descendants(cache.node("ab"))
-    assert told[0] == ("d", "gpu") and sorted(told[1:]) == [("c", "cpu"), ("c", "gpu"), ("d", "cpu")]
 
 
 def used_and_unused() -> SmallCache:

@@ -24,12 +24,6 @@ def test_without_requests_nothing_happens() -> None:
     assert len(outcome.status) == 0 and outcome.simulated_s == 0
 
 
-def test_a_run_lasts_until_the_last_request_has_ended() -> None:
-    outcome = small_engine(gpu=5, cpu=20).serve(ask(A, 3))
-    assert outcome.simulated_s == seconds(3 + 17)
-    assert outcome.arrival_s.tolist() == [3]
-
-
 def test_progress_counts_ended_requests() -> None:
     told: list[int] = []
     engine = small_engine(gpu=5)
@@ -75,12 +69,6 @@ def test_in_a_closed_loop_the_delay_counts_from_the_finish() -> None:
     assert [hits(outcome, index) for index in (1, 2)] == [(1, 0, 0), (2, 0, 0)]
 
 
-def test_several_requests_may_follow_one() -> None:
-    outcome = small_engine(gpu=20).serve(ask("a"), ask("b", after=0, delay_s=2), ask("c", after=0, delay_s=1))
-    assert outcome.arrival_s.tolist() == seconds([0, 7, 6])
-    assert outcome.ttft_s.tolist() == seconds([5, (11 - 7) + 5, 5])
-
-
 def test_the_followers_of_a_rejected_request_arrive() -> None:
     outcome = small_engine(gpu=5).serve(ask("abcdefgh", 10), ask("a", after=0, delay_s=3))
     assert outcome.status.tolist() == [REJECTED, FINISHED]
@@ -121,13 +109,6 @@ def test_of_pages_that_two_requests_compute_at_once_one_copy_is_kept() -> None:
     assert hits(outcome, 1) == (0, 0, 0)
     assert outcome.tiers["gpu"].peak_pages == 10
     assert engine.cache.gpu.pool.free == 10 - 4
-
-
-def test_of_prompts_that_part_the_common_pages_are_kept_once() -> None:
-    engine = small_engine(gpu=12)
-    outcome = engine.serve(ask("abxy"), ask("abpq"), ask("abpq", 100))
-    assert engine.cache.gpu.pool.free == 12 - 2 - 2 - 2
-    assert hits(outcome, 2) == (4, 0, 0)
 
 
 def test_pages_that_leave_for_a_request_that_was_first_are_not_there_for_the_next() -> None:
@@ -185,14 +166,6 @@ def test_what_was_fetched_for_a_waiting_request_does_not_leave_before_what_was_u
 
 
 # --- retraction ---
-
-
-def test_when_decoding_runs_out_of_pages_the_youngest_request_is_sent_back() -> None:
-    outcome = small_engine(gpu=5).serve(ask("a", output=12), ask("b", output=12))
-    assert outcome.retractions == 1
-    assert outcome.status.tolist() == [FINISHED, FINISHED]
-    assert outcome.ttft_s.tolist() == seconds([10, 10])
-    assert outcome.e2e_s[0] < outcome.e2e_s[1]
 
 
 def test_a_retracted_request_resumes_with_what_is_cached_of_its_prompt_and_computes_its_answer_anew() -> None:

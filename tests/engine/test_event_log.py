@@ -49,7 +49,7 @@ def logged(request: pytest.FixtureRequest) -> tuple[Result, list[dict[str, Any]]
     page_tokens = [setting.split("=")[1] for setting in settings if setting.startswith("page_tokens=")]
     rate = [setting.split("=")[1] for setting in settings if setting.startswith("trace.rate=")]
     trace = kvsim.load_trace(
-        "synthetic", sessions=15, page_tokens=int(page_tokens[0]) if page_tokens else 16, rate=float(rate[0]) if rate else 1.0
+        "synthetic", sessions=8, page_tokens=int(page_tokens[0]) if page_tokens else 16, rate=float(rate[0]) if rate else 1.0
     )
     overrides = [setting for setting in settings if not setting.startswith(("page_tokens=", "trace."))]
     run = getattr(kvsim, command)

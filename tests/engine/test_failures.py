@@ -60,12 +60,6 @@ def test_the_only_engine_of_a_cluster_comes_back_to_all_that_have_arrived() -> N
     assert cluster.serve(ask(A), ask(B, 12)).ttft_s.tolist() == seconds([15 + 34, 3 + 34])
 
 
-def test_all_engines_can_be_down_at_once() -> None:
-    outcome = failing((0, 10, 5), (1, 11, 2)).serve(ask(A), ask(B, 12))
-    assert engines_of(outcome) == [[0, 1], [1, 1]]
-    assert outcome.ttft_s.tolist() == seconds([13 + 17, 1 + 34])
-
-
 def test_requests_that_wait_go_to_other_engines_too() -> None:
     """B has no room beside A on engine 0."""
     outcome = failing((0, 10), routing=Sent(0, 0)).serve(ask(A), ask(B))

@@ -13,7 +13,6 @@ from kvsim.engine.prefetching import Prefetching
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.write_back import WriteBack
-from kvsim.policies.placement.write_through_selective import WriteThroughSelective
 from kvsim.policies.prefetch.adaptive import AdaptivePrefetch
 from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
@@ -58,35 +57,10 @@ ABCD_ON_DISK = ["abcd", "efgh", "ijkl"]
 """With 4 pages on the GPU and 4 in the CPU tier, the disk has a to d now."""
 
 
-def test_what_is_fetched_and_loaded_is_used_and_came_from_disk() -> None:
-    outcome = play([*ABCD_ON_DISK, "abcd"], eager(), (4, 4, 20))
-    assert outcome.hit_pages[-1].tolist() == [0, 0, 4]
-    assert counted(outcome) == {"fetched": 4, "used": 4}
-
-
 def test_a_short_continuation_is_refused_by_the_threshold() -> None:
     outcome = play([*ABCD_ON_DISK, "abcd"], eager(min_tokens=5), (4, 4, 20))
     assert outcome.hit_pages[-1].tolist() == [0, 0, 0]
     assert counted(outcome) == {"refused_by_threshold": 4}
-
-
-def test_its_own_pages_do_not_count_for_the_rate_limit() -> None:
-    outcome = play([*ABCD_ON_DISK, "abcd"], eager(in_flight_fraction=0.5), (4, 4, 20))
-    assert counted(outcome) == {"fetched": 4, "used": 4}
-
-
-AB_ON_THE_HOST = ["abc", "abc", "abcdef", "abcdef", "ABCDE", "ABCDE", "ab", "GHIJKL", "abcdef"]
-"""With 6 pages on the GPU and 5 in the CPU tier, the CPU tier has a and b when abcdef comes last, and the disk c, d and e."""
-
-
-def play_selective(policy: PrefetchPolicy) -> Outcome:
-    return play(AB_ON_THE_HOST, policy, (6, 5, 30), placement=WriteThroughSelective)
-
-
-@pytest.mark.parametrize("in_flight_fraction", [0.5, 1.0])
-def test_an_adaptive_prefetch_takes_what_fits_beside_the_pages_that_it_continues(in_flight_fraction: float) -> None:
-    policy = AdaptivePrefetch(min_tokens=1, in_flight_fraction=in_flight_fraction, load_min_tokens=0)
-    assert play_selective(policy).hit_pages[-1].tolist() == [0, 2, 3]
 
 
 @pytest.mark.parametrize("policy", [AdaptivePrefetch(min_tokens=3, load_min_tokens=0), eager()])
@@ -116,19 +90,7 @@ def test_nothing_is_fetched_for_a_request_larger_than_the_gpu() -> None:
     assert counted(outcome) == {}
 
 
-def test_what_is_fetched_for_a_request_that_never_runs_is_wasted() -> None:
-    """A persistent prompt leaves it no room."""
-    outcome = play([*ABCD_ON_DISK, "x", "abcd"], eager(), (4, 4, 20), persistent=(3,))
-    assert outcome.status[-1] == REJECTED
-    assert counted(outcome) == {"fetched": 4, "wasted": 4}
-
-
 def test_a_request_that_first_has_to_wait_for_another_counts_once() -> None:
     outcome = play([*ABCD_ON_DISK, "abcd"], eager(), (4, 4, 20), in_flight=2)
     assert outcome.hit_pages[-1].tolist() == [0, 0, 4]
     assert counted(outcome) == {"fetched": 4, "used": 4}
-
-
-def test_an_adaptive_prefetch_takes_all_of_it_where_there_is_room() -> None:
-    policy = AdaptivePrefetch(min_tokens=3, in_flight_fraction=1.0, load_min_tokens=0)
-    assert counted(play([*ABCD_ON_DISK, "abcd"], policy, (4, 4, 20))) == {"fetched": 4, "used": 4}

@@ -18,11 +18,6 @@ def test_nothing_read_takes_no_time() -> None:
     assert outcome.columns["read_s"].tolist() == [[0, 0], [0, 0]]
 
 
-def test_a_load_from_the_cpu_tier_takes_a_second_a_page() -> None:
-    outcome = small_engine(gpu=5, cpu=20).serve(ask(A), ask(B, 100), ask(A, 200))
-    assert outcome.columns["read_s"].ravel().tolist() == seconds([0, 0, 0, 0, 4, 0])
-
-
 def test_a_load_queues_on_its_link() -> None:
     """Two pages each, at the same time: the second request's load waits 2 s for the link."""
     outcome = small_engine(gpu=6, cpu=20).serve(ask("ab"), ask("cd", 100), ask("uvwxy", 200), ask("ab", 300), ask("cd", 300))
@@ -46,7 +41,7 @@ def test_a_fetch_counts_for_the_request_that_it_was_made_for() -> None:
     assert outcome.columns["read_s"][3].tolist() == seconds([4, 8])
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_overlapping_spans_count_once(seed: int) -> None:
     rng = random.Random(seed)
     spans = [(begin, begin + rng.randrange(5)) for begin in rng.sample(range(30), 8)]

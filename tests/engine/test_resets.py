@@ -122,7 +122,7 @@ def test_recurrent_states_are_dropped_too(checkpoint: str) -> None:
 
 
 @pytest.mark.parametrize("in_flight", [1, 3])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_replay_with_drains_hits_what_its_stretches_hit_alone(seed: int, in_flight: int) -> None:
     requests = reset_randomly(conversations(seed, requests=60), seed, modes=("drain",))
     plan = kvsim_plan("replay", "tiers.gpu.capacity=40pages", f"replay.in_flight={in_flight}")
@@ -162,10 +162,9 @@ def reset_trace() -> Trace:
     return Trace(name="small", requests=reset_randomly(conversations(), 0), page_tokens=16, block_tokens=None)
 
 
-@pytest.mark.parametrize("rules", ["sglang", "vllm", "fastdeploy", "lightllm"])
-def test_rules_of_an_engine_refuse_a_trace_with_resets(rules: str) -> None:
+def test_rules_of_an_engine_refuse_a_trace_with_resets() -> None:
     with pytest.raises(UsageError, match=r"^rules: the trace resets the cache, which an engine's own rules do not"):
-        kvsim.replay(reset_trace(), f"rules={rules}")
+        kvsim.replay(reset_trace(), "rules=vllm")
 
 
 def test_bounds_refuse_a_trace_with_resets() -> None:

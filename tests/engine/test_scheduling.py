@@ -72,13 +72,6 @@ def test_first_tokens_come_in_the_order_of_the_policy(policy: SchedulingPolicy, 
     assert order(outcome) == expected
 
 
-def test_the_time_of_each_first_token() -> None:
-    """abc until 13 s, abce (1 page and 1 token left) until 18, abd until 23, q (5 tokens) until 28."""
-    asks = (ask("abc"), ask("q", 1), ask("abd", 1), ask("abce", 1))
-    outcome = serve(LongestPrefix(**fine()), *asks, max_running_requests=1)
-    assert list(outcome.arrival_s + outcome.ttft_s) == seconds([13, 28, 23, 18])
-
-
 def test_a_request_that_does_not_fit_keeps_the_others_waiting() -> None:
     """6 pages. The first takes 3 until 31 s. Priority 1 needs 5 pages and waits; priority 0 would fit, but comes after it."""
     asks = (ask("ab", output=4), ask("q", 1), ask("vwxy", 1))
@@ -167,6 +160,3 @@ def test_where_a_retracted_request_waits(policy: SchedulingPolicy, expected: lis
     assert outcome.retractions == 1
     ends = outcome.arrival_s + outcome.e2e_s
     assert sorted(range(3), key=lambda index: ends[index]) == expected
-
-
-# --- at random ---------------------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from tests.workloads import conversations
 
 @pytest.fixture(scope="session")
 def chats() -> dict[int, list[Request]]:
-    """By page size, 700 requests: prompts with full pages of 16 tokens only, and with partial ones of 512."""
-    return {16: conversations(2, requests=700, page_tokens=16), 512: conversations(3, requests=700, page_tokens=512)}
+    """By page size, 400 requests: prompts with full pages of 16 tokens only, and with partial ones of 512."""
+    return {16: conversations(2, requests=400, page_tokens=16), 512: conversations(3, requests=400, page_tokens=512)}
 
 
 @pytest.fixture(scope="session")

@@ -8,17 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.core.cache import CLAIMED
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.errors import UsageError
 from kvsim.plans.build import build_run
 from kvsim.plans.plan import Plan
 from kvsim.policies.placement.exclusive import Exclusive
-from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.run.play import check_answers, replay
 from kvsim.trace.mooncake import Mooncake
-from tests.core.small import small_cache
 from tests.engine.small import ask, hits, seconds, small_engine
 from tests.engines.recorded import golden_rows, reference
 from tests.engines.slow_swaps import SlowSwaps
@@ -39,23 +36,6 @@ def test_swaps_to_the_gpu_finish_before_the_request_runs() -> None:
     outcome = engine.serve(ask("abcd"), ask("efgh", 100), ask("abcd", 200))
     assert hits(outcome, 2) == (0, 4, 0)
     assert outcome.ttft_s[2] == seconds(4 + 4 + 1)  # e to h are written out, a to d are read, one token is computed
-
-
-def test_finished_requests_may_cache_their_output_pages() -> None:
-    cache = small_cache(gpu=8, cpu=8, placement=WriteThrough)
-    cache.core.rules = Rules(recompute_last_token=False, cache_output=True)
-    follow_up = cache.request("abcde")
-    first = cache.request("ab", output_tokens=3)
-    first.output_runs = tuple((start, 1) for (start, _) in [(follow_up.runs[0][0] + 2, 1), (follow_up.runs[0][0] + 3, 1)])
-    lease = cache.match(first)
-    assert cache.admit(lease, 5, 1.0) and cache.claim(lease, 1.0) == CLAIMED
-    cache.move(cache.insert(lease, 2.0))
-    assert cache.on("gpu") == "ab"
-    cache.move(cache.finish(lease))
-    cache.check()
-    # The last token of the answer has no KV; the others are offered to the tiers below like anything that was used.
-    assert (cache.on("gpu"), cache.on("cpu"), cache.gpu.pool.free) == ("abcd", "abcd", 4)
-    assert cache.use("abcde") == (4, 0, 0)
 
 
 def test_the_preset_caches_answers_if_the_trace_knows_them() -> None:
@@ -108,14 +88,6 @@ def test_if_cpu_memory_is_short_it_deletes_as_many_pages_as_the_gpu_was_asked_fo
     assert cache.where == ("ypqr", "cwxz")
 
 
-def test_the_pages_of_an_answer_are_taken_one_by_one() -> None:
-    cache = Small(4, 4)
-    cache.use("ab", "cd", "wx", "yz")
-    # x makes room for the prompt, z and y for the second and third page of the answer.
-    cache.use("w", output=3)
-    assert cache.where == ("w", "cxyz")
-
-
 @pytest.mark.parametrize(("recompute", "hits"), [(True, (3, 0)), (False, (4, 0))])
 def test_a_whole_prompt_found_is_used_whole_and_its_last_page_is_computed_in_place(
     recompute: bool, hits: tuple[int, int]
@@ -158,12 +130,6 @@ def test_a_request_without_room_for_its_answer_keeps_its_prompt_and_goes_on() ->
     cache.finish(running)
     assert cache.attempt(request) is not None
     assert cache.on(0) == "abd"
-
-
-def test_no_request_finishes_for_one_that_never_fits() -> None:
-    requests = make_requests(["pq", "ab", "12345678", "cdef", "abx"])
-    # ab is still running when cdef needs room, so only pq leaves.
-    assert play(make_cache(7), requests, in_flight=2) == [(0, 0), (0, 0), (-1, 0), (0, 0), (2, 0)]
 
 
 def conversation_plan(*overrides: str) -> tuple[Plan, list[Request]]:

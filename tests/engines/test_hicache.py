@@ -115,44 +115,13 @@ def test_a_copy_makes_room_for_the_whole_node_not_only_for_what_is_lacking() -> 
     assert (cache.gpu, cache.host) == (["c", "pq"], ["c", "pq"])
 
 
-def test_what_went_for_a_copy_stays_gone_if_that_was_not_enough() -> None:
-    cache = Small(4, 3, WriteThrough())
-    cache.use("a", "b", tail=0)
-    cache.use("wxyz", tail=0)
-    assert (cache.gpu, cache.host) == (["wxyz"], [])
-    assert cache.cache.counts.no_room_pages == 4
-
-
 def test_write_back_counts_no_hits_and_copies_nothing_before_eviction() -> None:
     cache = Small(10, 10, WriteBack())
     cache.use("abc", "abc", "abc")
     assert (cache.node("abc").hits, cache.host) == (1, [])
 
 
-def test_write_back_copies_below_a_parent_without_a_copy() -> None:
-    cache = Small(7, 10, WriteBack())
-    cache.use("ab", "abcd")
-    cache.use("xy", "pq", tail=0)
-    assert (cache.gpu, cache.host) == (["ab", "xy", "pq"], ["cd"])
-    assert cache.use("abcd") == (2, 2)
-
-
 # --- leaving the GPU ---------------------------------------------------------------------------------------------------------
-
-
-def test_host_leaves_are_not_on_the_gpu_and_have_no_children() -> None:
-    cache = Small(5, 9, WriteThrough())
-    cache.use("ab", "abcd", "e", "wxyz", tail=0)
-    cache.use("pq", tail=0)
-    assert (cache.gpu, cache.host) == (["pq"], ["ab", "e", "wxyz", "pq"])
-    cache.use("rs", tail=0)
-    assert (cache.gpu, cache.host) == (["pq", "rs"], ["e", "wxyz", "pq", "rs"])
-
-
-def test_a_leaf_without_a_copy_is_removed_unless_it_is_written_back() -> None:
-    cache = Small(4, 9, WriteThroughSelective())
-    cache.use("ab", "wxyz", tail=0)
-    assert (cache.gpu, cache.host) == (["wxyz"], [])
 
 
 def test_a_copy_is_safe_until_the_eviction_that_made_it_first_finds_no_room() -> None:
@@ -173,15 +142,6 @@ def test_a_load_evicts_its_whole_size_if_there_is_less_room_than_that() -> None:
     assert (cache.gpu, cache.cache.gpu.pool.free) == (["d", "e", "f", "g"], 2)
     assert cache.use("abc") == (0, 3)
     assert cache.gpu == ["abc", "g"]
-
-
-def test_a_load_keeps_the_copy_so_that_a_later_eviction_writes_nothing() -> None:
-    cache = Small(4, 2, WriteBack())
-    cache.use("ab", "wxyz", tail=0)
-    cache.use("ab")
-    cache.use("pqrs", tail=0)
-    assert (cache.gpu, cache.host) == (["pqrs"], ["ab"])
-    assert cache.cache.counts.written_pages == 2
 
 
 def test_a_load_moves_the_only_copy_if_placement_says_so() -> None:

@@ -222,7 +222,7 @@ def test_conversations_hit_what_the_slow_model_hits(
     room = ("tiers.gpu.capacity=unlimited", f"tiers.gpu.states={states}states")
     chosen = (f"preset={preset}", f"page_tokens={page_tokens}", *room, *overrides)
     plan = build_run(compose(chosen), command="replay", overrides=chosen)
-    requests = conversations(2, requests=400, page_tokens=page_tokens)
+    requests = conversations(2, requests=200, page_tokens=page_tokens)
     grid = plan.model.checkpoint_grid_tokens(page_tokens) // page_tokens
     slow = SlowHybrid(plan.checkpoint, states, grid, plan.rules.recompute_last_token)
     rows = replay_plan(plan, requests).hit_pages.sum(axis=1).tolist()
@@ -231,4 +231,4 @@ def test_conversations_hit_what_the_slow_model_hits(
         replayed = min(len(prompt), (request.prompt_tokens - 1) // page_tokens)
         expected = slow.use(prompt, answer if plan.rules.cache_output else None, replay=replayed)
         assert hit_pages == expected, request.index
-    assert sum(rows) > 300
+    assert sum(rows) > 150

@@ -148,15 +148,6 @@ def test_a_prompt_is_found_once_its_request_has_finished() -> None:
     assert third.hits == (3, 0, 0)
 
 
-def test_pages_that_another_request_has_inserted_meanwhile_are_given_back() -> None:
-    cache = Small(20)
-    leases = [cache.start(cache.request(word)) for word in ("abc", "abcd")]
-    for lease in leases:
-        cache.finish(lease)
-    assert cache.nodes() == ["abc", "d"]
-    assert cache.cache.gpu.pool.free == 16
-
-
 def test_whole_leaves_leave_the_gpu_even_if_less_is_needed() -> None:
     cache = Small(10)
     cache.use("abcdef")
@@ -176,12 +167,6 @@ def test_what_is_cut_off_keeps_its_time() -> None:
 def test_a_request_needs_less_than_the_whole_gpu() -> None:
     cache = Small(5)
     assert [cache.use("abcde", tail=0), cache.use("abcd", tail=0), cache.use("abc", output=1)] == [(-1, 0), (0, 0), (-1, 0)]
-
-
-def test_a_request_that_never_fits_is_rejected_at_once_and_leaves_no_trace() -> None:
-    words = Words()
-    requests = [words.request(word, index=at) for at, word in enumerate(["ab", "cd", "abcdefghi", "ab"])]
-    assert play(make_cache(9), requests, in_flight=3) == [(0, 0), (0, 0), (-1, 0), (0, 0)], "ab still runs"
 
 
 def test_running_requests_count_in_full_even_what_they_share() -> None:
@@ -222,25 +207,6 @@ def test_a_prompt_is_lost_from_its_front() -> None:
     assert cache.use("abcde") == (0, 0), "c, d and e are of no use without a"
 
 
-def test_a_missing_page_may_take_the_room_of_a_later_page_of_the_same_prompt() -> None:
-    cache = Small(8, 5)
-    cache.use("abcde", "xy")
-    store = cache.cache.counts
-    assert (cache.on_cpu(), store.written_pages) == ("cdexy", 7)
-    cache.use("abcde")
-    assert (cache.on_cpu(), store.written_pages) == ("abcde", 12), "a and b took the room of c and d, and so on"
-
-
-def test_a_prompt_longer_than_the_cpu_tier_is_stored_as_far_as_it_goes() -> None:
-    cache = Small(12, 3)
-    cache.use("xy", "abcde")
-    assert cache.on_cpu() == "abc"
-    assert cache.cache.counts.no_room_pages == 2
-    cache.use("pqrstuvwxy")
-    cache.use("rstuvwxy")
-    assert cache.on_cpu() == "rst"
-
-
 def test_pages_found_stay_until_the_request_is_admitted() -> None:
     cache = Small(10, 4)
     cache.use("ab")
@@ -268,16 +234,6 @@ def test_a_page_of_the_cpu_may_be_several_of_the_gpu() -> None:
     cache.use("pqrstuvwxyz", tail=0)
     assert store.tier.pool.free == 1, "4 pages of the CPU fit"
     assert cache.cache.counts.no_room_pages == 2
-
-
-def test_a_load_may_begin_within_a_page_of_the_cpu() -> None:
-    cache = Small(9, 20, unit=2)
-    cache.use("abcdef")
-    cache.use("abcx", tail=0)
-    assert cache.nodes() == ["abc", "def", "x"]
-    cache.use("pqrs", tail=0)
-    assert cache.nodes() == ["abc", "x", "pqrs"]
-    assert cache.use("abcdef") == (3, 3), "c is loaded again with d, but is no CPU hit"
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from tests.engines.recorded import golden_rows, reference
 from tests.engines.slow_radix import SlowNode, SlowRadix, play_slowly
 from tests.engines.small import check, empty_cache, make_cache, play
 from tests.policies.small import POLICIES, policy_of
-from tests.workloads import EXAMPLES, Words, as_records, extents_of, random_requests
+from tests.workloads import EXAMPLES, Words, as_records, random_requests
 
 WEKA = "traces/weka_claude_code_traces_rle.jsonl.gz"
 
@@ -113,7 +113,7 @@ def test_a_whole_leaf_leaves_even_if_less_is_lacking() -> None:
     assert cache.cache.gpu.pool.free == 5
 
 
-def test_a_node_is_all_that_one_insert_added_however_many_extents_it_has() -> None:
+def test_a_node_is_all_that_one_insert_added_however_many_runs_it_has() -> None:
     cache = Small(10)
     cache.words.ids.update({"a": 0, "ab": 1, "abc": 7, "abcd": 8})
     cache.use("abcd")
@@ -130,21 +130,6 @@ def test_nodes_are_cut_where_a_look_up_or_an_insert_ends_and_never_joined() -> N
     assert cache.nodes() == ["ab", "c", "def", "xy"]
 
 
-def test_a_parent_that_becomes_a_leaf_competes_at_once() -> None:
-    cache = Small(8)
-    cache.use("ab", "abcd", "xyz")
-    assert cache.nodes() == ["ab", "cd", "xyz"]
-    cache.use("pqrst", tail=0)
-    assert cache.nodes() == ["xyz", "pqrst"]
-
-
-def test_a_look_up_refreshes_the_whole_path() -> None:
-    cache = Small(9)
-    cache.use("abcd", "xyz", "abcd")
-    cache.use("pqr", tail=0)
-    assert cache.nodes() == ["abcd", "pqr"]
-
-
 def test_what_is_cut_off_is_refreshed_too_but_is_older_than_the_new_branch() -> None:
     cache = Small(10)
     cache.use("abcd", "xy", "abe")
@@ -153,40 +138,6 @@ def test_what_is_cut_off_is_refreshed_too_but_is_older_than_the_new_branch() -> 
     assert cache.nodes() == ["ab", "cd", "e", "pqrst"]
     cache.use("pqrstuv", tail=0)
     assert cache.nodes() == ["ab", "e", "pqrst", "uv"]
-
-
-def test_the_upper_part_of_a_cut_counts_as_created_by_the_look_up() -> None:
-    cache = Small(8, FIFO)
-    cache.use("abcd", "xy")
-    cache.use("ab")
-    assert cache.nodes() == ["ab", "cd", "xy"]
-    cache.use("pqr", tail=0)
-    assert cache.nodes() == ["ab", "xy", "pqr"]
-    cache.use("stu", tail=0)
-    assert cache.nodes() == ["ab", "pqr", "stu"]
-
-
-def test_parts_of_a_cut_keep_hits_and_pins() -> None:
-    cache = Small(20)
-    held = cache.start("abcd")
-    cache.use("abcd", "ab")
-    upper = next(node for node in cache.cache.tree.root.descendants() if node.depth == 0)
-    (lower,) = upper.children.values()
-    assert (upper.hits, lower.hits) == (3, 2)
-    assert (upper.pins, lower.pins) == ([1], [1])
-    cache.finish(held)
-    assert cache.cache.gpu.evictable_pages == 4
-
-
-def test_hits_count_inserts_once_each_and_look_ups_never() -> None:
-    cache = Small(6)
-    cache.use("abcd")
-    held = cache.start("abcd")
-    (node,) = cache.cache.tree.root.descendants()
-    assert node.hits == 2
-    assert cache.use("abcde", output=9) == -1
-    assert node.hits == 2
-    cache.finish(held)
 
 
 def test_priority_takes_what_only_unimportant_requests_have_used() -> None:
@@ -201,14 +152,6 @@ def test_priority_takes_what_only_unimportant_requests_have_used() -> None:
     assert cache.nodes() == ["ab", "ef", "xyz"]
 
 
-def test_a_request_that_does_not_fit_evicts_nothing() -> None:
-    cache = Small(6)
-    cache.use("abc", "xy")
-    assert cache.start("pqrstuv") is None
-    assert cache.nodes() == ["abc", "xy"]
-    assert cache.cache.gpu.evicted_pages == 0
-
-
 @pytest.mark.parametrize(("eviction", "stays"), [(LRU, ["ab", "pqr"]), (MRU, ["cd", "pqr"])])
 def test_a_request_that_does_not_fit_was_looked_up_all_the_same(eviction: Callable[[], Any], stays: list[str]) -> None:
     cache = Small(6, eviction)
@@ -216,17 +159,6 @@ def test_a_request_that_does_not_fit_was_looked_up_all_the_same(eviction: Callab
     assert cache.use("ab", output=9) == -1
     cache.use("pqr", tail=0)
     assert cache.nodes() == stays
-
-
-def test_a_refused_request_waits_for_the_oldest_to_finish() -> None:
-    requests = [
-        Request(
-            index=i, arrival_s=0.0, prompt_tokens=4, output_tokens=1, runs=extents_of(range(10 * i, 10 * i + 4)), prompt_pages=4
-        )
-        for i in range(3)
-    ]
-    cache = make_cache(10, eviction=LRU)
-    assert play(cache, [*requests, requests[1]], in_flight=4) == [(0, 0), (0, 0), (0, 0), (3, 0)]
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -138,7 +138,7 @@ def draw(random: Random, *, shares_answers: bool, count: int | None = None) -> l
 
 
 @pytest.mark.parametrize(("names_answers", "shares_answers"), [(True, False), (False, False), (True, True)])
-@pytest.mark.parametrize("seed", range(EXAMPLES))
+@pytest.mark.parametrize("seed", range(EXAMPLES // 2))
 def test_the_schedule_is_that_of_the_slow_model(seed: int, names_answers: bool, shares_answers: bool):
     """Pages of answers that other prompts contain can be found when the next page is taken: in vLLM, one step earlier."""
     random = Random(seed)
@@ -154,7 +154,7 @@ def test_the_schedule_is_that_of_the_slow_model(seed: int, names_answers: bool, 
 def test_the_schedule_by_priority_is_that_of_the_slow_model(names_answers: bool):
     """Unless a request preempts itself before others that run: in vLLM these then skip a step."""
     compared = preempted = 0
-    for seed in range(4 * EXAMPLES):
+    for seed in range(2 * EXAMPLES):
         random = Random(seed)
         requests = draw(random, shares_answers=False)
         for request in requests:
@@ -171,13 +171,13 @@ def test_the_schedule_by_priority_is_that_of_the_slow_model(names_answers: bool)
         preempted += any(row[1] for row in expected)
         rows = serve(requests, capacity, settings, names_answers=names_answers, scheduling=Priority())
         assert_same(rows, expected)
-    assert compared > EXAMPLES and preempted > EXAMPLES // 4
+    assert compared > EXAMPLES // 2 and preempted > EXAMPLES // 8
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_any_eviction_policy_keeps_the_pool_right(name: str):
     """With copies of any page, found in turn, and with resets while requests hold them."""
-    for seed in range(EXAMPLES // 8):
+    for seed in range(EXAMPLES // 15):
         random = Random(seed)
         requests = draw(random, shares_answers=True, count=30)
         for one in requests:

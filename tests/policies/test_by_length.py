@@ -18,21 +18,6 @@ def test_short_prompts_stay_on_the_gpu() -> None:
     assert cache.on("disk") == "uvwxy"
 
 
-def test_the_page_of_the_last_token_is_not_stored() -> None:
-    cache = small_cache(gpu=20, cpu=20, page_tokens=4, placement=partial(ByLength, min_tokens=8))
-    cache.run("ab")
-    assert cache.on("cpu") == "a"
-    cache.run("xyz")
-    assert cache.on("cpu") == "axy"
-
-
-def test_a_long_prompt_takes_the_pages_down_that_short_ones_left_on_the_gpu() -> None:
-    cache = small_cache(gpu=20, cpu=20, placement=partial(ByLength, min_tokens=5))
-    cache.use("abc")
-    cache.use("abcdef")
-    assert cache.on("cpu") == "abcde"
-
-
 def by_length(capacities: tuple[int | None, ...], tier: int) -> ByLength:
     policy = ByLength(min_tokens=10, disk_min_tokens=20, adaptive=True)
     policy.bind(PolicyContext(tier=tier, capacities=capacities, page_tokens=1))

@@ -33,15 +33,6 @@ def test_cost_aware_drops_short_prompts_and_keeps_long_ones_whole() -> None:
     assert (cache.on("gpu"), cache.on("cpu")) == ("vwxyz", "cdefg")
 
 
-def test_cost_aware_keeps_what_precedes_a_copy() -> None:
-    cache = small_cache(gpu=4, cpu=9, page_tokens=4, placement=partial(CostAware, margin=0.1))
-    cache.use("abcd")
-    cache.use("xy")
-    assert cache.on("cpu") == "cd"
-    cache.use("wz")
-    assert (cache.on("gpu"), cache.on("cpu")) == ("xywz", "abcd")
-
-
 def test_a_margin_of_0_is_refused() -> None:
     with pytest.raises(ValueError, match="margin must be above 0, not 0"):
         CostAware(margin=0.0)

@@ -4,9 +4,6 @@ import numpy as np
 import pytest
 
 from kvsim.policies.context import PolicyContext
-from kvsim.policies.eviction.fifo import FIFO
-from kvsim.policies.eviction.lfu import LFU
-from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.random import Random
 from kvsim.policies.eviction.slru import SegmentedLRU
 from tests.core.small import offered
@@ -45,27 +42,6 @@ def test_the_same_seed_gives_the_same_order(name: str) -> None:
     assert len(orders) == 1
 
 
-def test_lru_lets_go_first_what_was_used_longest_ago() -> None:
-    assert filled(LRU(), "a", "b", "c", "a").leaving_order() == "bca"
-
-
-def test_fifo_lets_go_first_what_was_computed_first() -> None:
-    assert filled(FIFO(), "a", "b", "c", "a").leaving_order() == "abc"
-
-
-def test_lfu_lets_go_first_what_was_used_least_often() -> None:
-    assert filled(LFU(), "a", "a", "a", "b", "b", "c").leaving_order() == "cba"
-
-
-def test_lfu_breaks_ties_by_recency() -> None:
-    assert filled(LFU(), "b", "a", "a", "b").leaving_order() == "ab"
-
-
-def test_pages_used_once_leave_before_pages_used_twice() -> None:
-    assert filled(SegmentedLRU(protected_hits=2), "a", "b", "c", "a").leaving_order() == "bca"
-    assert filled(SegmentedLRU(protected_hits=2), "a", "a", "b", "c").leaving_order() == "bca"
-
-
 def test_three_uses_can_be_asked_for() -> None:
     assert filled(SegmentedLRU(protected_hits=3), "a", "a", "a", "b", "b", "c").leaving_order() == "bca"
 
@@ -77,14 +53,8 @@ def test_slru_refuses_a_setting_out_of_range() -> None:
 
 def test_random_gives_every_leaf_the_same_chance() -> None:
     first = []
-    for seed in range(600):
+    for seed in range(300):
         cache = filled(Random(), "a", "b", "c", gpu=3)
         cache.gpu.eviction.bind(PolicyContext(rng=np.random.default_rng(seed)))
         first.append(cache.leaving_order()[0])
-    assert all(160 < first.count(letter) < 240 for letter in "abc")
-
-
-def test_only_as_many_pages_leave_as_are_needed_from_the_tail() -> None:
-    cache = filled(LRU(), "abcdef", gpu=6)
-    cache.use("xy")
-    assert cache.on("gpu") == "abcdxy"
+    assert all(70 < first.count(letter) < 130 for letter in "abc")

@@ -90,8 +90,8 @@ def test_a_trial_without_the_states_is_refused() -> None:
 
 
 @pytest.mark.parametrize("bins", [1024, 8, 4])
-@pytest.mark.parametrize("alpha", [0, 0.1, 0.7, 2.0])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("alpha", [0, 0.7])
+@pytest.mark.parametrize("seed", range(2))
 def test_the_victim_is_that_of_comparing_all_leaves(seed: int, alpha: float, bins: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With few bins, efficiencies that share one count as equal."""
     monkeypatch.setattr(flop_aware, "BINS", bins)

@@ -153,7 +153,7 @@ def test_only_the_state_that_is_begun_from_is_refreshed() -> None:
 
 @pytest.mark.parametrize("checkpoint", [Last, Branch, EveryPage])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 2.0])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_victim_is_that_of_comparing_everything(seed: int, alpha: float, checkpoint: type[CheckpointPolicy]) -> None:
     random = Random(seed)
     cache = flop_hybrid(checkpoint(), alpha, 30)
@@ -214,7 +214,7 @@ def test_a_trial_begins_with_the_states_of_the_snapshot() -> None:
 
 def test_it_costs_at_most_three_times_what_lru_costs() -> None:
     """On long conversations, states in the room of pages: less than three times as much. The trial for alpha is left out."""
-    requests = long_conversations(requests=2_000, page_tokens=512)
+    requests = long_conversations(requests=600, page_tokens=512)
     trace = Trace(name="conversations", requests=requests, page_tokens=512, block_tokens=None)
     setting = ("model=qwen3_next_80b", "checkpoint=last", "tiers.gpu.capacity=20GiB")
     choices = {"lru": ("eviction=lru",), "flop_aware": ("eviction=flop_aware", "eviction.alpha=1")}

@@ -112,7 +112,7 @@ def play(
     prefetches=st.booleans(),
     replay=st.builds(ReplaySettings, in_flight=st.integers(1, 3), hold_output=st.booleans()),
 )
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=EXAMPLES // 2)
 def test_single_pages_fare_as_nodes_do(name: str, requests: list[Request], **setting: Any) -> None:
     for at, request in enumerate(requests):
         request.arrival_s, request.session, request.priority, request.kind = float(at), at % 3, at % 2, "ab"[at % 2]

@@ -15,7 +15,3 @@ def test_the_end_of_the_longest_prompt_leaves_first() -> None:
     """d and c are alone at positions 4 and 3; of b and y, and of a and x, the first was used longer ago."""
     assert filled("abcd", "xy").leaving_order() == "dcbyax"
     assert filled("xy", "abcd").leaving_order() == "dcybxa"
-
-
-def test_hits_come_before_length() -> None:
-    assert filled("abcd", "abcd", "x").leaving_order() == "xdcba"

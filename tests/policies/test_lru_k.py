@@ -2,7 +2,6 @@
 
 import pytest
 
-from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.lru_k import LRUK
 from tests.core.small import small_cache
 
@@ -17,22 +16,6 @@ def order(words: str, k: int) -> str:
 def test_the_second_last_use_counts() -> None:
     """The second last use of a is the first of all, that of b the second; the last use of a is later than that of b."""
     assert order("abba", k=2) == "ab"
-
-
-def test_what_was_used_less_often_leaves_first_by_recency() -> None:
-    assert order("aabbcd", k=2) == "cdab"
-
-
-def test_the_third_last_use_counts_with_k_3() -> None:
-    assert order("abbbaac", k=3) == "cab"
-
-
-@pytest.mark.parametrize("words", ["abca", "abcabc", "aabbccab"])
-def test_k_1_is_lru(words: str) -> None:
-    cache = small_cache(gpu=12, eviction=LRU)
-    for word in words:
-        cache.use(word)
-    assert order(words, k=1) == cache.leaving_order()
 
 
 def test_what_has_left_is_forgotten() -> None:

@@ -19,16 +19,6 @@ def test_low_priorities_leave_first_then_the_least_recently_used() -> None:
     assert filled(("a", 1), ("b", 0), ("c", 1), ("d", -1)).leaving_order() == "dbac"
 
 
-def test_a_node_keeps_the_highest_priority() -> None:
-    assert filled(("a", 5), ("b", 3), ("a", 0)).leaving_order() == "ba"
-    assert filled(("a", 0), ("b", 3), ("a", 5)).leaving_order() == "ba"
-
-
-def test_a_prefix_keeps_what_its_heirs_have_not() -> None:
-    """Only the prefix ab is used by an important request: what follows it leaves before x."""
-    assert filled(("abcd", 0), ("ab", 9), ("x", 1)).leaving_order() == "dcxba"
-
-
 def test_a_copy_below_learns_the_priority_of_a_request_that_runs() -> None:
     cache = filled(("a", 1), gpu=3, cpu=6)
     lease = cache.run("b", priority=-1)

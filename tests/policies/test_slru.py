@@ -12,10 +12,6 @@ def test_protected_pages_beyond_the_share_fall_back() -> None:
     assert cache.leaving_order() == "aebc"
 
 
-def test_unsized_segments_keep_all_that_was_used_twice() -> None:
-    assert filled(SegmentedLRU(), *"aabbccde", gpu=4).leaving_order() == "eabc"
-
-
 def test_uses_that_protect_can_be_chosen() -> None:
     policy = SegmentedLRU(segments="sized", protected_hits=3).variant()
     assert isinstance(policy, SizedSegmentedLRU)

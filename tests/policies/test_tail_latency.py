@@ -31,15 +31,6 @@ def test_answer_and_next_prompt_count(threshold: int, estimate: int, output_toke
     assert filled(policy, "xyz", "ab", "abcd", output_tokens=output_tokens).leaving_order() == order
 
 
-def test_all_is_safe_within_the_threshold() -> None:
-    assert filled(TailLatency(threshold=9), "ab", "xyz").leaving_order() == "bazyx"
-
-
-def test_what_may_be_lost_is_said_by_the_last_request_that_used_a_page() -> None:
-    """Of six tokens the last four may be lost. Both of ab may be, since ab was asked for last."""
-    assert filled(TailLatency(threshold=4), "xyzuvw", "abcdef", "ab").leaving_order() == "wvuzfedcbayx"
-
-
 @pytest.mark.parametrize("setting", ["threshold", "next_prompt_estimate"])
 def test_settings_are_tokens(setting: str) -> None:
     with pytest.raises(ValueError, match=f"{setting} must be 0 or more, not -1; it is a number of tokens"):

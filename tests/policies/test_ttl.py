@@ -31,25 +31,6 @@ def test_expired_nodes_leave_first_and_then_all_by_recency() -> None:
     assert filled(20, *uses, until=60).leaving_order() == "abc"
 
 
-def test_a_use_renews_the_time_to_live() -> None:
-    """Without its second use a would expire at 11."""
-    cache = filled(10, ("a", 0), until=5)
-    cache.use("a", session=0)
-    cache.use("b", session=-1)
-    cache.clock = count(14)
-    assert cache.leaving_order() == "ba"
-
-
-def test_the_last_request_of_a_node_decides() -> None:
-    assert filled(100, ("a", 0), ("b", 1), ("a", -1), until=10).leaving_order() == "ab"
-
-
-def test_protected_pages_leave_when_nothing_else_is_left() -> None:
-    cache = filled(100, ("ab", 0), ("cd", 1), gpu=4, until=10)
-    cache.use("xyz", session=2)
-    assert cache.on("gpu") == "cxyz"
-
-
 def test_a_copy_below_is_protected_from_the_end_of_its_request() -> None:
     cache = small_cache(gpu=3, cpu=6, eviction=lambda: TimeToLive(ttl_s=100))
     cache.use("a", session=0)

@@ -149,8 +149,13 @@ def test_on_one_tier(eviction: str) -> None:
     assert (outcome.status == REJECTED).any(), "a request too large for the GPU"
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("eviction", EVICTIONS)
+PAIRS = [(eviction, placement) for eviction in EVICTIONS for placement in PLACEMENTS]
+
+
+@pytest.mark.parametrize(
+    ("eviction", "placement"),
+    [pair if at % 3 == 0 else pytest.param(*pair, marks=pytest.mark.long) for at, pair in enumerate(PAIRS)],
+)
 def test_on_several_tiers(eviction: str, placement: str) -> None:
     """Each pair on one shape, each policy on all of them; test_with_a_policy_for_each_tier draws other pairs."""
     seed = (EVICTIONS.index(eviction) + PLACEMENTS.index(placement)) % len(SHAPES)
@@ -277,7 +282,7 @@ def long_requests() -> list[Request]:
 
 
 @pytest.mark.parametrize(
-    "eviction", [name if name in ("lru", "ttl") else pytest.param(name, marks=pytest.mark.long) for name in EVICTIONS]
+    "eviction", [name if name == "lru" else pytest.param(name, marks=pytest.mark.long) for name in EVICTIONS]
 )
 def test_on_a_real_machine(eviction: str, long_requests: list[Request]) -> None:
     tiers = tiers_of("three", gpu=600, cpu=1_000, disk=4_000)

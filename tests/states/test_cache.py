@@ -1,6 +1,6 @@
 """Hybrid models by hand: a letter is a page, a word is a prompt, and a prompt is reused up to its last saved state."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,19 +24,10 @@ from tests.core.small import make_tiers
 from tests.states.small_hybrid import SmallHybrid, hybrid, use
 
 
-def test_without_states_nothing_is_reused() -> None:
-    assert use(hybrid(NoCheckpoint()), "abc", "abc", "abcd") == [0, 0, 0]
-
-
 def test_a_prompt_is_reused_up_to_the_last_state_on_its_path() -> None:
     cache = hybrid(Last())
     assert use(cache, "abc", "abcde", "abxy") == [0, 3, 0]
     assert cache.states_on("gpu") == {"abc", "abcde", "abxy"}
-
-
-def test_after_every_page_a_state_makes_a_hybrid_hit_like_any_model() -> None:
-    cache = hybrid(EveryPage(), states=None)
-    assert use(cache, "abcd", "abxy", "abcdef", "ab") == [0, 2, 4, 2]
 
 
 def test_the_second_request_saves_at_the_junction_and_the_third_hits_it() -> None:
@@ -44,10 +35,6 @@ def test_the_second_request_saves_at_the_junction_and_the_third_hits_it() -> Non
     assert use(cache, "sysA", "sysB") == [0, 0]
     assert cache.states_on("gpu") == {"sys"}
     assert use(cache, "sysC") == [3]
-
-
-def test_a_state_at_the_end_of_unique_tokens_never_hits() -> None:
-    assert use(hybrid(Last()), "sysA", "sysB", "sysC") == [0, 0, 0]
 
 
 def test_an_aligned_state_that_lands_in_unique_tokens_never_hits() -> None:
@@ -58,33 +45,11 @@ def test_an_aligned_state_that_lands_in_unique_tokens_never_hits() -> None:
     assert use(hybrid(Interval(tokens=3), grid=1), "sysABCDE", "sysFGHIJ") == [0, 3]
 
 
-def test_an_interval_saves_at_its_multiples_and_after_the_last_full_page() -> None:
-    cache = hybrid(Interval(tokens=2))
-    use(cache, "abcde")
-    assert cache.states_on("gpu") == {"ab", "abcd", "abcde"}
-
-
 def test_states_are_saved_only_in_what_is_computed() -> None:
     cache = hybrid(Interval(tokens=2))
     use(cache, "abcd", "abcdefgh")
     saved = cache.states.counts.saved
     assert saved == 4, "ab and abcd by the first request, abcdef and abcdefgh by the second"
-
-
-def test_retention_keeps_the_junction_and_the_replay_boundary() -> None:
-    cache = hybrid(Retention())
-    use(cache, "sysA")
-    assert cache.states_on("gpu") == {"sys"}, "the last page of an aligned prompt is computed again"
-    use(cache, "sysBCD")
-    assert cache.states_on("gpu") == {"sys", "sysBC"}
-    assert use(cache, "sysBCD") == [5]
-
-
-@pytest.mark.parametrize(("interval", "expected"), [(1, {"a", "ab", "abc"}), (2, {"ab"}), (3, {"abc"})])
-def test_retention_at_intervals(interval: int, expected: set[str]) -> None:
-    cache = hybrid(Retention(interval_tokens=interval))
-    use(cache, "abc")
-    assert cache.states_on("gpu") == expected
 
 
 ANSWERS = [
@@ -121,20 +86,6 @@ def test_a_request_that_is_admitted_again_counts_once() -> None:
     counts = cache.describe_checkpoints()
     assert (counts["used"], counts["tokens_lost_to_missing_state"]) == (0, 2 + 2), "abxy's at first, and ab's"
     cache.release(again)
-
-
-def test_a_state_stays_at_its_depth_when_its_node_is_cut() -> None:
-    cache = hybrid(Last())
-    use(cache, "abcd", "abx")
-    assert use(cache, "abcde") == [4]
-
-
-def test_states_are_evicted_least_recently_used_first() -> None:
-    cache = hybrid(Last(), states=2)
-    use(cache, "ab", "cd", "abe", "fg")
-    assert cache.states_on("gpu") == {"abe", "fg"}
-    assert use(cache, "ab") == [0], "the KV is there, the state is not"
-    assert cache.states.counts.tokens_lost_to_missing_state >= 2
 
 
 def test_a_state_leaves_with_the_kv_before_it() -> None:
@@ -183,46 +134,7 @@ def test_kv_on_the_cpu_is_worth_nothing_without_a_state() -> None:
     assert cache.states.counts.tokens_lost_to_missing_state == 3
 
 
-def test_a_state_on_its_way_to_the_gpu_holds_up_its_request() -> None:
-    cache = hybrid(Last(), gpu=4, cpu=8, cpu_states=4)
-    use(cache, "abc", "wxyz")
-    lease = cache.admitted("abcd")
-    loads = cache.load(lease, next(cache.clock)).transfers
-    assert len(loads) == 2 and lease.has_load is False
-    assert set(lease.arriving()) == set(loads)
-    cache.move(loads)
-    cache.check()
-    assert lease.arriving() == []
-    cache.release(lease)
-    cache.check()
-
-
 # --- one budget ------------------------------------------------------------------------------------------------------
-
-
-def test_in_one_budget_states_take_the_room_of_pages() -> None:
-    cache = hybrid(Last(), gpu=10, shared_pages=3)
-    use(cache, "abcd")
-    assert cache.gpu.pool.free == 10 - 4 - 3
-    assert use(cache, "abcde") == [4]
-
-
-def test_in_one_budget_a_state_leaves_whole() -> None:
-    cache = hybrid(Last(), gpu=10, shared_pages=3)
-    use(cache, "abcd", "wx")
-    assert cache.gpu.pool.free in range(8)
-    cache.check()
-    use(cache, "pqr")
-    cache.check()
-    assert all(node.pages == 3 for node in cache.states.index.values() if any(node.state))
-
-
-def test_in_one_budget_states_and_pages_move_down_and_come_back() -> None:
-    cache = hybrid(Last(), gpu=7, cpu=30, shared_pages=3, placement=WriteBack)
-    use(cache, "abcd", "wxyz", "pq")
-    cache.check()
-    assert cache.use("abcd") == (0, 4, 0)
-    cache.check()
 
 
 def test_in_one_budget_a_request_that_is_refused_does_not_bring_back_the_state_it_would_begin_from() -> None:
@@ -252,13 +164,6 @@ def test_states_on_their_way_are_in_flight_like_pages() -> None:
 # --- detached --------------------------------------------------------------------------------------------------------
 
 
-def test_a_detached_state_counts_as_long_as_some_tier_has_the_kv() -> None:
-    cache = hybrid(Last(detached=True), gpu=4, cpu=8)
-    use(cache, "abc", "wxyz")
-    assert cache.on("gpu") == "wxyz" and set("abc") <= set(cache.on("cpu"))
-    assert cache.use("abc") == (0, 3, 0), "the KV left the GPU, the CPU keeps it, the state is kept"
-
-
 def test_detached_states_through_all_that_may_become_of_their_kv() -> None:
     """The GPU has four pages, the CPU eight. Once abc is gone from both, ab is computed again by others, and then abc."""
     cache = hybrid(Last(detached=True), gpu=4, cpu=8)
@@ -282,15 +187,6 @@ def test_the_usable_length_is_the_longest_state_within_the_longest_kv() -> None:
     assert sorted(cache.on("gpu")) == sorted("avwxmn") and sorted(cache.on("cpu")) == sorted("abcvwxmn")
     assert cache.detached is not None and len(cache.detached) == 4
     assert cache.use("abcdef") == (1, 2, 0)
-
-
-def test_a_detached_state_without_kv_is_no_hit_until_the_kv_is_back() -> None:
-    cache = hybrid(Last(detached=True), gpu=4)
-    use(cache, "abc", "wxyz")
-    assert cache.on("gpu") == "wxyz"
-    cache.core.policy = NoCheckpoint()
-    assert use(cache, "abcd") == [0]
-    assert use(cache, "abcd") == [3], "the KV has been computed again, and the old state counts"
 
 
 def test_detached_states_are_few_if_their_cache_is_small() -> None:
@@ -348,26 +244,6 @@ def test_the_states_of_an_answer_count_among_those_of_its_path() -> None:
     cache = hybrid(Last(max_states_per_path=1))
     cache.answer("abc", "d")
     assert cache.states_on("gpu") == {"abcd"} and cache.states.counts.saved == 2
-
-
-# --- everything at once ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shared_pages", [0, 2])
-@pytest.mark.parametrize("placement", [WriteThrough, WriteBack])
-@pytest.mark.parametrize("detached", [False, True])
-@pytest.mark.parametrize("policy", [EveryPage, Interval, Last, Branch, Retention])
-def test_nothing_leaks(policy: Callable[..., CheckpointPolicy], detached: bool, placement: Any, shared_pages: int) -> None:
-    cache = hybrid(
-        policy(detached=detached), gpu=12, cpu=14, states=3, cpu_states=4, shared_pages=shared_pages, placement=placement
-    )
-    words: Iterable[str] = ("abcd", "abxy", "abcdef", "pqr", "abcd", "abxz", "pqrs", "mn", "abcdefg", "abcd", "pq", "abxyz")
-    for word in words:
-        cache.use(word)
-    assert not cache.leases and not cache.in_flight
-    cache.reset()
-    cache.check()
-    assert all(tier.pool.free == tier.pool.capacity for tier in (*cache.tiers, *cache.states.tiers))
 
 
 # --- tiers of other shapes ---
