@@ -22,25 +22,10 @@ def test_settings_are_listed_with_their_defaults() -> None:
     assert {name: settings for name, _, settings in policies("eviction")}["lru_k"] == "k=2"
 
 
-def test_all_families_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["policies"]) == 0
-    shown = capsys.readouterr().out
-    assert all(f"{family}=NAME" in shown for family in FAMILIES)
-
-
 def test_one_family_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["policies", "eviction"]) == 0
     shown = capsys.readouterr().out
     assert "eviction=NAME" in shown and "prefetch=NAME" not in shown
-
-
-@pytest.mark.parametrize(
-    ("family", "path"), [(family, path) for family in FAMILIES for path in sorted((CONF / family).glob("*.yaml"))]
-)
-def test_one_policy_is_described(family: str, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["policies", family, path.stem]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == f"{family}={path.stem}" and shown[1].startswith("  ") and shown[1].strip()
 
 
 def test_a_policy_is_described_with_its_algorithm_and_settings(capsys: pytest.CaptureFixture[str]) -> None:

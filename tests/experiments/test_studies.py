@@ -376,12 +376,16 @@ def test_reused_pages(tmp_path: Path) -> None:
     assert "all that were hit | holds |" in table and "| disk faults | 0 | 0 | holds |" in table
 
 
+@pytest.mark.long
 def test_decode_steps_are_timed_and_judged(tmp_path: Path) -> None:
-    """In the interpreter nothing takes as long as on an H200; the claims are tried with times of our own."""
-    module = hardware_study("decode_attention")
-    assert module.main(["--tiny", "--output", str(tmp_path)]) == 1
+    """In the interpreter nothing takes as long as on an H200."""
+    assert hardware_study("decode_attention").main(["--tiny", "--output", str(tmp_path)]) == 1
     table = (tmp_path / "decode_attention.md").read_text()
     assert "| 2 | 64 | 50% | " in table and re.search(r"from the expected time \| -(99|100)\.\d% with ", table)
+
+
+def test_what_is_claimed_of_decode_steps() -> None:
+    module = hardware_study("decode_attention")
     for share, seconds, holds in (
         (0.0, 1.04, True),
         (0.0, 1.06, False),
@@ -424,11 +428,15 @@ def test_what_is_claimed_of_launches() -> None:
     assert not any(claim.holds for claim in module.claims([row], [], hardware))
 
 
-def test_a_gpu_that_slows_down_late_is_found(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_warming_is_measured(tmp_path: Path) -> None:
+    assert hardware_study("warming").main(["--tiny", "--output", str(tmp_path)]) in (0, 1)
+    assert "| from 0 | " in (tmp_path / "warming.md").read_text()
+
+
+def test_a_gpu_that_slows_down_late_is_found() -> None:
     """The claims are tried with courses of our own: 100 steps of a tenth of a second, of which some are shorter."""
     module = hardware_study("warming")
-    assert module.main(["--tiny", "--output", str(tmp_path)]) in (0, 1)
-    assert "| from 0 | " in (tmp_path / "warming.md").read_text()
     for decoded_s, seconds, holds in ((0.09, 0.1, True), (0.09, 0.098, False), (0.095, 0.1, False)):
         late = [0.1] * 9 + [seconds] * 10 + [0.1] * 60
         courses = {"rest": [[0.09, *late]], "decoding": [[decoded_s, *late]]}

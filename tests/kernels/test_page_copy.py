@@ -110,7 +110,7 @@ print(triton.compile(kernel, target=GPUTarget("cuda", 90, 32), options={"num_war
 """
 
 
-@pytest.mark.parametrize("pace", ["paced", "unpaced"])
+@pytest.mark.parametrize("pace", ["paced", pytest.param("unpaced", marks=pytest.mark.long)])
 def test_the_compiled_kernel_reads_three_tiles_ahead_and_moves_16_bytes_at_a_time(pace):
     """Each of 128 threads reads 16 vectors of a tile of 32 KiB: three times before the loop and once in it; one store in it."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -15,10 +15,7 @@ from kvsim.report.study import (
     Recording,
     Study,
     bold,
-    capacities,
     claim_table,
-    highest,
-    lowest,
     markdown,
     opening,
     section,
@@ -117,11 +114,3 @@ def test_a_section_says_what_its_table_shows() -> None:
     lines = markdown(("a", "b"), [("1", "2")])
     assert section("Both", ("a", "b"), [("1", "2")]) == ["", "## Both", "", *lines]
     assert section("Both", ("a", "b"), [("1", "2")], "First", "and second.")[3:] == ["First", "and second.", "", *lines]
-
-
-def test_capacities_are_in_gib() -> None:
-    assert capacities(gpu=60, cpu=800) == ("tiers.gpu.capacity=60GiB", "tiers.cpu.capacity=800GiB")
-
-
-def test_extremes_come_with_their_place() -> None:
-    assert lowest({"a": 2, "b": 1}) == ("b", 1) and highest({"a": 2, "b": 1}) == ("a", 2)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 SECTOR_BYTES = 512
 
@@ -43,6 +44,10 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "loop": _become_loop,
 }
 """Ways to damage a file, by name."""
+QUICK = ("zeros", "another JSON", "folder")
+"""What cannot be read, what means something else, and what is no file."""
+SOME_DAMAGES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in DAMAGES]
+"""All of them for ``make test-long``, one of each kind for ``make test``."""
 
 
 def copied(folder: Path, target: Path) -> Path:

@@ -53,11 +53,6 @@ def test_placeholders_of_different_images_share_nothing(write):
     assert runs(write, *lines) == [((0, 3),), ((0, 1), (3, 2)), ((0, 3),)]
 
 
-def test_a_line_may_have_a_priority(write):
-    requests = Tokens(path=write(line([1], priority=2), line([2]))).load(2).requests
-    assert [request.priority for request in requests] == [2, 0]
-
-
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
@@ -66,8 +61,6 @@ def test_a_line_may_have_a_priority(write):
         (line([1, -2]), "token_ids must be a list of non-negative integers"),
         (line([1.5]), "token_ids must be a list of non-negative integers"),
         (line([1 << 70]), "tokens must lie in 0 ... 2**63 - 1"),
-        (line([1], output_length=-1), "output_length must be 0 or more, not -1"),
-        (line([1], priority=1.5), "priority must be a whole number, not 1.5"),
         (line([1], tenant=1.5), "tenant must be a string or an integer"),
         (line([1], multimodal=[[0, 1]]), "multimodal must be a list of [start, stop, hash]"),
         (line([1], multimodal=[[0, 1, None]]), "multimodal must be a list of [start, stop, hash]"),
