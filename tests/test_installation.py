@@ -53,12 +53,6 @@ def test_a_changed_source_makes_the_build_stale(package: Path) -> None:
         is_compiled(package)
 
 
-def test_a_package_without_any_sources_runs(package: Path) -> None:
-    for source in SOURCES:
-        (package / source).unlink()
-    assert is_compiled(package)
-
-
 def test_a_part_of_a_build_is_refused(package: Path) -> None:
     built(package, SOURCES[0]).unlink()
     with pytest.raises(StaleBuild, match=r"left over from another build \(core/tree.py"):

@@ -128,23 +128,3 @@ def test_a_sweep_over_both_places_of_the_disk_is_framed_by_bounds(capsys: pytest
     assert "belady" in shown and "unlimited" in shown and "disk below" in shown
     page = (folder / "sweep" / "report.html").read_text()
     assert "disk below" in page and "from disk" in page
-
-
-def test_columns_of_the_requests_are_those_of_the_tiers(folder: Path) -> None:
-    result = run("simulate", "trace.sessions=40", PAGES, *BELOW_GPU)
-    with gzip.open("run/requests.csv.gz", "rt") as file:
-        rows = list(csv.DictReader(file))
-    for kind in ("pages", "tokens"):
-        told = {tier: sum(int(row[f"hit_{kind}_{tier}"]) for row in rows) for tier in ("gpu", "cpu", "disk")}
-        assert told == result[f"hit_{kind}"]
-        assert told["cpu"] == 0 < told["disk"]
-    rates = result["timeline"]["hits"]["hit_rate"]
-    assert not any(rates["cpu"]) and any(rates["disk"])
-
-
-def test_the_printed_tree_names_the_tiers(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("trace=words", "trace.prompts=[a b c d,a b e f,a b c d]", "page_tokens=1", "tiers.gpu.capacity=6pages")
-    run("replay", *words, "tiers.disk.capacity=9pages", "tiers.disk.below=gpu", "print_tree=true")
-    shown = capsys.readouterr().out
-    assert "gpu 6 of 6 pages in use, disk 6 of 9 pages in use" in shown
-    assert "disk slots" in shown and "cpu" not in shown.split("radix tree")[1].split("kvsim")[0]

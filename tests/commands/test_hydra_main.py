@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_yaml_loader
 
@@ -52,14 +51,6 @@ def test_a_single_run_composes_once(composed: list[list[str]]) -> None:
     assert composed == [["eviction=slru", "seed=3", "output=out"]] and not asked.is_sweep
     assert asked.config.seed == 3 and asked.config.eviction.protected_hits == 2 and asked.overrides == composed[0]
     assert asked.config.hydra.job.name == "replay" and asked.config.hydra.runtime.choices["eviction"] == "slru"
-
-
-def test_a_mistake_composes_once(composed: list[list[str]]) -> None:
-    with pytest.raises(ConfigCompositionException):
-        ask("eviction=slru", "sed=3")
-    with pytest.raises(ConfigCompositionException, match="Ambiguous"):
-        ask("seed=1,2")
-    assert len(composed) == 2
 
 
 def test_a_sweep_is_asked_for_by_the_flag_or_by_the_mode(composed: list[list[str]]) -> None:

@@ -172,13 +172,6 @@ def test_aligned_columns_become_a_table() -> None:
     )
 
 
-def test_an_unknown_part_is_an_error() -> None:
-    with pytest.raises(KeyError):
-        reference.fill("<!-- generated: nothing -->")
-    with pytest.raises(ValueError, match="no section 'Pages'"):
-        reference.generate("section", "experiments/speed/results.md Pages")
-
-
 def test_what_a_page_would_fetch_is_found() -> None:
     script = '<script async src="https://elsewhere.example/x.js">'
     assert offline.fetched(f"<p>{script}</script></p>") == script

@@ -491,16 +491,6 @@ def test_speed_of_a_sweep(
         assert "a sweep of 4 replays by 2 workers" in shown and shown.count("FAILS") == 2
 
 
-def test_speed_without_a_yardstick(
-    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ("--only", "tiers", "--yardstick", str(tmp_path / "none.py"), "--output", str(tmp_path))
-    module = study("speed", monkeypatch, "--trace", str(trace), "--weka", str(trace), *options)
-    monkeypatch.setenv("COLUMNS", "200")
-    assert module.main() == 1
-    assert "no yardstick at" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(("build", "least"), [("pure Python", 0.18), ("compiled", 0.5)])
 def test_floors_of_a_build(build: str, least: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The best run relative to the yardstick's best; the aim is not a claim."""
@@ -510,12 +500,3 @@ def test_floors_of_a_build(build: str, least: float, monkeypatch: pytest.MonkeyP
         runs = [module.Run(result={"requests_per_s": rate * factor}, peak_bytes=0) for rate in (1_000 * least, 10)]
         row = module.ONE_TIER.judge("replay", module.Beside(runs=runs, yardsticks=[1_000, 800]))
         assert row.holds is holds and row.claim.startswith(f">= {least:g}x") and ("aim" in row.claim) == (build == "compiled")
-
-
-def test_what_a_sweep_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four replays of 2 s by two workers: 1.3 * 4 s + 2 * 0.09 s = 5.38 s, or 5.56 s with 90 ms for all four."""
-    module = study("speed", monkeypatch)
-    for wall_s, strict, loose in ((5.3, True, True), (5.5, False, True), (5.6, False, False)):
-        rows = list(module.sweep_rows(module.Sweep(wall_s=wall_s, replays_s=[2.0] * 4)))
-        assert [row.holds for row in rows] == [strict, loose]
-        assert "<= 5.4 s" in rows[0].claim and "<= 5.6 s" in rows[1].claim

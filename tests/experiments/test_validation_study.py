@@ -235,18 +235,6 @@ def test_what_has_been_served_is_not_served_again(study: ModuleType, tmp_path: P
     assert len(rows) == 1 + 6 * len(GOOD["figures"])
 
 
-def test_nothing_begins_that_would_not_end_in_time(
-    study: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options, called = drawn_before(study, tmp_path / "runs"), list[list[str]]()
-    monkeypatch.setattr(study, "kvsim", served(tmp_path, called))
-    with pytest.raises(SystemExit, match="no runs in"):
-        study.main([*options, "--most-seconds", "68"])
-    assert called == [] and "run this again for drawn, drawn-01" in capsys.readouterr().out
-    monkeypatch.setattr(study, "kvsim", served(tmp_path, called, 2))
-    assert study.main(options) == 2 and len(called) == 1
-
-
 def test_recorded_runs_are_simulated_again(study: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options, called = drawn_before(study, tmp_path / "runs"), list[list[str]]()
     (tmp_path / "runs" / "drawn" / "drawn-02" / "hardware").mkdir(parents=True)

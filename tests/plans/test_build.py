@@ -152,10 +152,6 @@ def test_thresholds_of_duplicates_have_no_effect_where_there_are_none() -> None:
     assert problem(*settings, command="simulate") == expected
 
 
-def test_a_replay_has_no_disk_file() -> None:
-    assert problem("disk.threads=2", *THREE_TIERS) == "disk.threads has no effect on kvsim replay: leave it out"
-
-
 def test_the_record_does_not_depend_on_the_folder() -> None:
     assert plan("output=a").config == plan("output=b").config
     assert plan("output=a").output == Path("a")
@@ -232,10 +228,6 @@ def test_a_replay_has_no_ranks() -> None:
     assert problem("hardware.gpus=2", "hardware.rank_jitter=0.1", "prefetch=break_even", *THREE_TIERS) == (
         "hardware.rank_jitter has no effect on kvsim replay: leave it out"
     )
-
-
-def test_settings_of_a_replay_have_no_effect_on_a_simulation() -> None:
-    assert problem("replay.in_flight=2", command="simulate") == "replay.in_flight has no effect on kvsim simulate: leave it out"
 
 
 def test_a_machine_matters_to_a_replay_whose_policies_read_its_rates() -> None:

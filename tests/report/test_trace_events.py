@@ -90,15 +90,6 @@ def test_its_phases_are_those_of_the_results(recorded: Recorded):
     assert loaded or recorded.record["config"]["engine"]["overlap"] == "layerwise"
 
 
-def test_a_click_on_a_request_shows_its_hits(recorded: Recorded):
-    stays = of_request(recorded.timeline.of(RUNNING, depth=0))
-    for row in recorded.rows:
-        first = stays[int(row["request"])][0]
-        for tier in ("gpu", "cpu", "disk"):
-            assert first.args[f"hit_pages_{tier}"] == int(row[f"hit_pages_{tier}"])
-        assert str(first.args["session"]) == row["session"] and str(first.args["turn"]) == row["turn"]
-
-
 def test_batches_follow_one_another_and_compute_every_missing_token(recorded: Recorded):
     batches = recorded.timeline.of("engine", depth=0)
     assert all(batch.start >= before.end for before, batch in pairwise(batches))

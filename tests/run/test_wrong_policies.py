@@ -104,9 +104,7 @@ def test_a_wrong_policy_ends_with_one_line(
 
 
 RIGHT = [
-    ("eviction", "def victims(self, now): return list(super().victims(now))"),
     ("placement", "def after_use(self, node, now): return __import__('numpy').bool_(node.hits > 1)"),
-    ("placement", "def wanted_pages(self, request, path, now): return __import__('numpy').int64(request.prompt_pages)"),
     ("prefetch", "def fetch(self, offer): return __import__('numpy').int64(offer.stored_pages)"),
     ("checkpoint", "def after_prefill(self, prefill): return __import__('numpy').array([prefill.full, 0, prefill.known])"),
 ]
@@ -228,7 +226,6 @@ def test_a_module_with_the_name_of_another_is_told(folder: Path, capfd: pytest.C
 @pytest.mark.parametrize(
     ("rules", "body", "expected"),
     [
-        (["rules=sglang"], "def victims(self, now): pass", "returned None from victims()"),
         (["rules=sglang", "tiers.cpu.capacity=9000pages"], "def victims(self, now): return []", "offered too few victims: "),
         (
             ["rules=vllm"],

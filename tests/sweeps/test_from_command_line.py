@@ -288,12 +288,3 @@ def test_an_optimizer_is_told_the_objectives(direction: str, objective: str, fol
         ("lru", None), ("slru", 3),
     }  # fmt: skip
     assert len(ran) <= 4, "what an optimizer tries again is not run again"
-
-
-def test_a_report_over_a_single_run_has_its_bounds(capsys: pytest.CaptureFixture[str]) -> None:
-    """No job has computed them: the configuration that was recorded says how."""
-    assert main(["replay", "trace.sessions=5", "output=one"]) == 0
-    capsys.readouterr()
-    assert main(["report", "one"]) == 0
-    shown = capsys.readouterr().out
-    assert "belady" in shown and "unlimited" in shown and "Without bounds" not in shown

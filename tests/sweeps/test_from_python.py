@@ -16,7 +16,6 @@ import pytest
 import kvsim
 from kvsim.cli import main
 from kvsim.errors import UsageError
-from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.slru import SegmentedLRU
 from kvsim.results import frame as frames
@@ -100,21 +99,6 @@ def test_mistakes_end_it_before_any_job(trace: Trace, arguments: dict[str, Any],
     with pytest.raises(UsageError, match=message):
         kvsim.sweep(trace, **arguments, output=tmp_path / "sweep")
     assert not list(tmp_path.glob("sweep/*/result.json"))
-
-
-@dataclass(kw_only=True, eq=False)
-class Interrupted(LRU):
-    def bind(self, context: PolicyContext) -> None:
-        try:
-            raise KeyboardInterrupt
-        finally:
-            raise AttributeError("in cleaning up")
-
-
-def test_an_interrupt_that_an_error_has_replaced_ends_it(trace: Trace, tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        kvsim.sweep(trace, {"eviction": ["lru", Interrupted(), "fifo"]}, output=tmp_path)
-    assert list(records(tmp_path)) == ["0"] and not list(tmp_path.glob("*/error.json"))
 
 
 def script(folder: Path, text: str) -> subprocess.CompletedProcess[str]:

@@ -28,20 +28,6 @@ def test_a_line_is_a_request(write):
     assert (request.runs, request.prompt_pages, request.after, request.session) == (((0, 2),), 2, -1, -1)
 
 
-def test_turns_with_a_delay_wait_for_the_turn_before_them_and_are_sorted_in(write):
-    path = write(
-        line(4, [0], session_id="a"),
-        {**line(8, [0, 1], session_id="a", delay=5000), "timestamp": None},
-        line(4, [2], timestamp=1000),
-    )
-    requests = Mooncake(path=path, block_tokens=4).load(4).requests
-    assert [(r.arrival_s, r.after, r.delay_s, r.session, r.turn) for r in requests] == [
-        (0.0, -1, 0.0, 0, 0),
-        (1.0, -1, 0.0, -1, 0),
-        (5.0, 0, 5.0, 0, 1),
-    ]
-
-
 def test_a_line_may_have_a_priority(write):
     path = write(line(4, [0], priority=3), line(4, [0]), line(4, [0], priority=-1))
     assert [request.priority for request in Mooncake(path=path, block_tokens=4).load(4).requests] == [3, 0, -1]
@@ -88,11 +74,6 @@ def test_a_partial_block_needs_an_id_if_it_counts(write):
         runs(write, line(10, [0, 1]), tail="all")
 
 
-def test_a_block_has_at_least_one_token():
-    with pytest.raises(ValueError, match="block_tokens must be at least 1, not 0"):
-        Mooncake(path="trace.jsonl", block_tokens=0)
-
-
 # --- whole traces ---
 
 
@@ -106,13 +87,6 @@ def long_trace(tmp_path):
 def test_ids_that_are_chained_and_numbered_by_appearance_are_kept(long_trace):
     path, requests = long_trace
     assert [request.runs for request in Mooncake(path=path, tail="all").load(512).requests] == [r.runs for r in requests]
-
-
-def test_a_trace_has_as_many_runs_at_any_page_size(long_trace):
-    path, requests = long_trace
-    for page_tokens in (512, 16, 1):
-        trace = Mooncake(path=path, tail="all").load(page_tokens)
-        assert [len(request.runs) for request in trace.requests] == [len(request.runs) for request in requests]
 
 
 def test_the_conversation_trace_has_its_published_statistics(shared):

@@ -46,13 +46,6 @@ def test_a_tenant_is_known_by_its_name(write):
     assert [request.tenant for request in trace.requests] == ["a", "7", ""]
 
 
-def test_placeholders_of_different_images_share_nothing(write):
-    tokens = [5, 5, 0, 0, 6, 6]
-    cat, dog = [[2, 4, "cat"]], [[2, 4, "dog"]]
-    lines = line(tokens, multimodal=cat), line(tokens, multimodal=dog), line(tokens, multimodal=cat)
-    assert runs(write, *lines) == [((0, 3),), ((0, 1), (3, 2)), ((0, 3),)]
-
-
 @pytest.mark.parametrize(
     ("bad", "message"),
     [

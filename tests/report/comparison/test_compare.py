@@ -74,10 +74,6 @@ def test_a_policy_is_called_by_its_choice_and_settings_stand_beside_it():
     }  # fmt: skip
 
 
-def test_a_policy_that_comes_from_no_group_is_called_by_its_class():
-    assert labels({"eviction": {"_target_": "mine.Own"}}, {}) == {"eviction": "Own"}
-
-
 def test_settings_that_follow_from_a_choice_are_not_shown_unless_set():
     small, large = {"model": "a", "model.layers": "2", "seed": "1"}, {"model": "b", "model.layers": "4", "seed": "1"}
     assert differing([small, large]) == ["model"]
