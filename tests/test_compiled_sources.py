@@ -3,6 +3,7 @@
 import ast
 import runpy
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ def classes(source: str) -> Iterator[ast.ClassDef]:
     return (node for node in ast.walk(tree(source)) if isinstance(node, ast.ClassDef))
 
 
+@cache
 def tree(source: str) -> ast.Module:
     return ast.parse((ROOT / source).read_text())
 

@@ -87,11 +87,11 @@ def test_every_room_has_a_floor() -> None:
     assert {room_of(module) for module in modules()} == {room for rooms in FLOORS for room in rooms}
 
 
-@pytest.mark.parametrize("module", modules())
-def test_no_import_goes_up(module: str) -> None:
+def test_no_import_goes_up() -> None:
     """Not for type checkers, and not late, when a function is called, either."""
-    others = [file for file in needs(module) if room_of(file) != room_of(module)]
-    assert [file for file in others if floor_of(file) >= floor_of(module)] == []
+    for module in modules():
+        others = [file for file in needs(module) if room_of(file) != room_of(module)]
+        assert [file for file in others if floor_of(file) >= floor_of(module)] == [], module
 
 
 def test_no_files_import_each_other() -> None:
@@ -103,10 +103,10 @@ def test_no_files_import_each_other() -> None:
         pytest.fail(" <- ".join(error.args[1]))
 
 
-@pytest.mark.parametrize("module", modules())
-def test_heavy_packages_are_imported_where_they_are_used(module: str) -> None:
-    heavy = {name.split(".")[0] for name in imported(module, with_functions=False)} & LATE
-    assert not heavy or module.startswith(("substrate/hardware/", "kernels/", "calibration/"))
+def test_heavy_packages_are_imported_where_they_are_used() -> None:
+    for module in modules():
+        heavy = {name.split(".")[0] for name in imported(module, with_functions=False)} & LATE
+        assert not heavy or module.startswith(("substrate/hardware/", "kernels/", "calibration/")), module
 
 
 def test_linked_folders_are_imported_as_parts_of_kvsim() -> None:

@@ -1,6 +1,5 @@
 """A user's mistake ends with one line, exit code 2, and no file."""
 
-import gzip
 import json
 import subprocess
 import sys
@@ -13,27 +12,16 @@ from kvsim.cli import main
 MISTAKES = [
     (["page_tokns=16"], "page_tokns: there is no such setting; did you mean page_tokens?"),
     (["evicton=lru"], "evicton: there is no such setting; did you mean eviction?"),
-    (["eviction=slru", "eviction.protected_hit=1"], "eviction.protected_hit: there is no such setting; did you mean eviction.p"),
-    (["tiers.gpu.size=1"], "tiers.gpu.size: there is no such setting"),
-    (["eviction=sllru"], "eviction=sllru: there is no such choice; did you mean slru? choose from "),
-    (["trace=nope"], "trace=nope: there is no such choice; choose from auto, bailian, "),
-    (["eviction=[]"], "eviction=[]: choose one by name, eviction=NAME, or leave it out"),
     (["-m", "eviction=lru,null"], "eviction=lru,null: choose one by name, eviction=NAME, or leave it out"),
-    (["~eviction._target_"], "eviction"),
-    (["=x"], "cannot parse the override '=x': use KEY=VALUE"),
     (["seed=range(1,3)"], "seed=range(1,3) lists several values: add -m"),
     ([f"seed={'9' * 5000}"], "cannot parse the override 'seed=99999"),
-    ([f"seed={'[' * 300}"], "cannot parse the override 'seed=[[[[["),
     (["seed='1\n2'"], "seed: Value '1 2' of type 'str' could not be converted to Integer"),
     (["output='a\0b'"], "the argument \"output='a\\x00b'\" contains a NUL character"),
     (["trace.path=\udcff"], "the argument 'trace.path=\\udcff' is not UTF-8: rename the file"),
     (["seed=${seed}"], "seed: Recursive interpolation detected"),
-    (["-m", "sweep=null"], "sweep is missing: set sweep=NAME"),
-    (["hydra=5"], "Hydra cannot use hydra=5: "),
     (["hydra.run.dir=x"], "hydra.run.dir=x: choose the run's folder with output=DIR"),
     (["hydra.searchpath=[nowhere]"], "Hydra cannot use hydra.searchpath=[nowhere]: provider="),
     (["hydra.callbacks.sweep=null"], "hydra.callbacks.sweep: there is no such setting"),
-    (["hydra.hydra_logging.version=5"], "hydra.hydra_logging.version has no effect: kvsim runs this itself, not Hydra"),
     (["-m", "hydra.job.chdir=true"], "hydra.job.chdir has no effect: kvsim runs this itself, not Hydra; leave it out"),
     (["-m", "seed=interval(0,1)"], "seed=interval(0,1): an interval"),
     (["-m", "eviction=glob(zz)"], "eviction=glob(zz) matches nothing"),
@@ -42,8 +30,6 @@ MISTAKES = [
     (["-m", "hydra.sweeper.max_batch_size=0"], "hydra.sweeper.max_batch_size must be at least 1, not 0"),
     (["-m", "output=${nope}"], "output: ${nope} refers to a setting that does not exist"),
     (["--cfg", "job", "--package", "nope"], "--package nope: the configuration has no such part"),
-    (["--cfg", "job", "--package", "["], "--package [: "),
-    (["eviction=null"], "eviction=null: choose one by name, eviction=NAME, or leave it out"),
     (["eviction=lur"], "eviction=lur: there is no such choice; did you mean lru? choose from "),
     (
         ["trace=[mooncake,bailian]"],
@@ -52,47 +38,28 @@ MISTAKES = [
     (["~trace"], "~trace: every run needs one; choose another with trace=NAME"),
     (["~trce"], "trce: there is no such setting; did you mean trace?"),
     (["+timeline=true"], "+timeline: there is such a setting already; leave out the +"),
-    (["tiers.gpu.capcity=1GiB"], "tiers.gpu.capcity: there is no such setting; did you mean tiers.gpu.capacity?"),
-    (["gpu.capacity=1GiB"], "gpu.capacity: there is no such setting; did you mean tiers.gpu.capacity?"),
     (["limit=5"], "limit: there is no such setting; did you mean trace.limit?"),
-    (["foo.bar=1"], "foo.bar: there is no such setting; the configuration has "),
     (
         ["eviction@tiers.cup.eviction=lru"],
         "eviction@tiers.cup.eviction: there is no such setting; did you mean eviction@tiers.cpu.e",
     ),
-    (["evicton@tiers.cpu.eviction=lru"], "evicton: there is no such setting; did you mean eviction?"),
-    (["hydra.run.dirr=x"], "hydra.run.dirr: there is no such setting; did you mean hydra.run.dir?"),
     (["hydra/launcher=ray"], "hydra/launcher=ray is not installed: pip install 'kvsim[ray]'"),
     (["hydra.mode=MULTIRN"], "hydra.mode: Invalid value 'MULTIRN', expected one of [RUN, MULTIRUN]"),
-    (["trace.sessions=${nope}"], "trace.sessions: ${nope} refers to a setting that does not exist"),
     (["output=${nope}"], "output: ${nope} refers to a setting that does not exist"),
-    (["tiers.gpu.capacity=40Gib"], "tiers.gpu.capacity: 'Gib' is not a unit of capacity; did you mean GiB?"),
     (["trace=mooncake", "trace.path=x", "trace.tail=ful"], "trace.tail must be one of full, all, not 'ful'; did you mean full?"),
     (["eviction._target_=null"], "eviction._target_: names no class; choose by name, eviction=NAME"),
-    (["eviction._target_=os.path.join"], "eviction._target_: os.path.join is not a class; choose by name"),
-    (["eviction._target_=kvsim.policies.eviction.base.EvictionPolicy"], "eviction._target_: kvsim.policies.eviction.base.Ev"),
-    (["model._target_=null"], "model._target_: names no class"),
     (["-m", "output=a,b"], "output=a,b: output is one for all jobs of a sweep; set a single value"),
     (["--multirn"], "there is no flag --multirn; did you mean --multirun?"),
-    (["--resolve"], "--resolve has no effect without --cfg"),
     (["-m", "--cfg", "job"], "--multirun and --cfg exclude each other"),
-    (["--config-dir", "nowhere"], "--config-dir: there is no folder 'nowhere'"),
     (["--config-name", "nope"], "there is no file nope.yaml in the folders of settings"),
     (["tiers.cpu.eviction=slru"], "tiers.cpu.eviction: use eviction@tiers.cpu.eviction=NAME"),
     (["tiers.cpu.eviction.protected_hits=1"], "tiers.cpu.eviction.protected_hits: the tier has no policy of its own"),
     (["eviction=lru,fifo"], "eviction=lru,fifo lists several values: add -m"),
-    (["eviction=[lru"], "cannot parse the override 'eviction=[lru'"),
     (["page_tokens"], "cannot parse the override 'page_tokens': use KEY=VALUE"),
-    (["--fast"], "there is no flag --fast; choose from --help"),
     (["--cfg", "jobs"], "--cfg jobs: there is no such choice; did you mean job? choose from job, hydra, all"),
     (["page_tokens=many"], "page_tokens: Value 'many' of type 'str' could not be converted to Integer"),
-    (["eviction=slru", "eviction.protected_hits=0"], "eviction.protected_hits must be at least 1, not 0"),
-    (["tiers.gpu.capacity=40"], "tiers.gpu.capacity: 40 has no unit"),
-    (["tiers.disk.capacity=10pages"], "tiers.disk needs a CPU tier above it: set tiers.cpu.capacity"),
     (["trace=mooncake", "trace.path=missing.jsonl"], "missing.jsonl: cannot be read: No such file"),
-    (["trace=mooncake"], "trace.path is missing"),
     (["output=file/run"], "output: cannot write to file/run"),
-    (["-m", "page_tokns=16,32"], "page_tokns: there is no such setting"),
 ]
 
 
@@ -124,9 +91,6 @@ def line(**fields: object) -> str:
 BAD_TRACES = [
     ("no JSON", "trace.jsonl:2: not JSON"),
     (line(input_length=-1), "trace.jsonl:2: input_length must be at least 1, not -1"),
-    (line(hash_ids=None), "trace.jsonl:2: hash_ids must be a list"),
-    (line(hash_ids=[1]), "trace.jsonl:2: hash_ids has 1 ids, but input_length=1024 takes 2 blocks"),
-    (line(timestamp=-1), "trace.jsonl:2: timestamp"),
 ]
 
 
@@ -147,14 +111,6 @@ def test_a_bad_trace_is_named_with_its_line(
     assert sorted(path.name for path in folder.iterdir()) == ["file", "trace.jsonl"]
 
 
-def test_a_truncated_gzip_is_named_with_its_line(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    packed = gzip.compress("".join(f"{line(hash_ids=[i, i + 1])}\n" for i in range(1000)).encode())
-    (folder / "trace.jsonl.gz").write_bytes(packed[: len(packed) // 2])
-    assert main(["replay", "trace=mooncake", "trace.path=trace.jsonl.gz"]) == 2
-    assert capfd.readouterr().err.startswith("kvsim: trace.jsonl.gz:")
-    assert sorted(path.name for path in folder.iterdir()) == ["file", "trace.jsonl.gz"]
-
-
 def test_the_process_ends_with_exit_code_2_and_no_traceback(folder: Path) -> None:
     command = [sys.executable, "-c", "import sys; from kvsim.cli import main; sys.exit(main())", "replay", "eviction=belaady"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -166,10 +122,8 @@ def test_the_process_ends_with_exit_code_2_and_no_traceback(folder: Path) -> Non
 
 BAD_FILES = [
     (b"a: [1,\nb: 2\n", "conf/model/mine.yaml:3: not valid YAML: "),
-    (b"a:\n\t- 1\n", "conf/model/mine.yaml:2: not valid YAML: "),
     (b"a: 1\na: 2\n", "conf/model/mine.yaml:2: not valid YAML: found duplicate key a"),
     (b"\xde\xad\xbe\xef", "conf/model/mine.yaml: not a YAML file: "),
-    (b"\0\1abc", "conf/model/mine.yaml: not a YAML file: "),
     (b"", "model."),
     (b"just a text\n", "model.just a text: there is no such setting"),
 ]
@@ -189,8 +143,6 @@ def test_a_file_of_settings_that_is_no_yaml_is_named(
 
 OTHER_BAD_FILES = [
     (b"[1, 2]\n", "mine.yaml: it must be a mapping of settings"),
-    (b"5\n", "mine.yaml: Invalid loaded object type: int"),
-    (b"a: " + b"[" * 500, "mine.yaml"),
     (b"_target_: !!python/object:os.system x\n", "mine.yaml:1: not valid YAML: could not determine a constructor"),
     (b"_target_: nowhere.Mine\n", "eviction._target_: nowhere.Mine does not exist"),
     (
@@ -200,7 +152,7 @@ OTHER_BAD_FILES = [
 ]
 
 
-@pytest.mark.parametrize(("content", "expected"), [*BAD_FILES[:5], *OTHER_BAD_FILES])
+@pytest.mark.parametrize(("content", "expected"), [*BAD_FILES[:3], *OTHER_BAD_FILES])
 @pytest.mark.parametrize("command", [["policies", "eviction"], ["curve", "trace.sessions=2", "curve.policies=[mine]"]])
 def test_every_reader_of_files_of_settings_names_them(
     command: list[str], content: bytes, expected: str, folder: Path, capfd: pytest.CaptureFixture[str]

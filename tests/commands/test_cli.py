@@ -39,15 +39,6 @@ def test_the_package_is_the_command() -> None:
     assert shown.startswith("usage: kvsim COMMAND")
 
 
-def test_an_interrupt_ends_with_130(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(arguments: list[str]) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli, "_run", interrupted)
-    assert main(["replay"]) == 130
-    assert capsys.readouterr().err == "kvsim: interrupted\n"
-
-
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(arguments: list[str]) -> None:
         raise KeyError("nobody expected this")

@@ -107,12 +107,9 @@ def test_an_answer_loads_nothing_that_is_slow() -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("kvsim repl", ["replay"]),
-        ("kvsim replay eviction=slr", ["slru"]),
         ("kvsim replay eviction=lru,slr", ["lru,slru"]),
         ("kvsim replay eviction@tiers.cpu.eviction=slr", ["slru"]),
         ("kvsim replay tiers.gpu.cap", ["tiers.gpu.capacity="]),
-        ("kvsim replay nosuch=", []),
     ],
 )
 def test_bash_completes_the_word_at_the_cursor(line: str, expected: list[str], tmp_path: Path) -> None:

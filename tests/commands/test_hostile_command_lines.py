@@ -21,7 +21,7 @@ from kvsim.plans import substrate_choice as substrates
 from kvsim.settings import catalog
 from kvsim.settings.flags import FLAGS, SHORT
 
-LINES = int(os.environ.get("KVSIM_COMMAND_LINES", 15))
+LINES = int(os.environ.get("KVSIM_COMMAND_LINES", 6))
 CPU_S = 60
 """Most time that one command line may take: none here has much to do."""
 

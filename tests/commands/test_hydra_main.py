@@ -1,16 +1,10 @@
 """A command composes its configuration once, as ``hydra.main`` would compose it."""
 
-import inspect
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path, get_args_parser
-from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_yaml_loader
 
@@ -23,23 +17,6 @@ from kvsim.settings.sources import set_up
 from kvsim.sweeps import from_hydra
 
 CONF = Path(__file__).resolve().parent.parent.parent / "conf"
-
-
-INTERNALS = [
-    (ConfigLoaderImpl.load_configuration, "self config_name overrides run_mode from_shell validate_sweep_overrides"),
-    (ConfigLoaderImpl.load_sweep_config, "self master_config sweep_overrides"),
-    (ConfigLoaderImpl.validate_sweep_overrides_legal, "overrides run_mode from_shell"),
-    (Callbacks.__init__, "self config"),
-    (Hydra.__init__, "self task_name config_loader"),
-    (create_config_search_path, "search_path_dir"),
-    (get_args_parser, ""),
-    (get_yaml_loader, ""),
-]
-
-
-@pytest.mark.parametrize(("function", "parameters"), INTERNALS, ids=lambda value: getattr(value, "__name__", ""))
-def test_the_installed_hydra_has_the_internals_that_are_used(function: Callable[..., Any], parameters: str) -> None:
-    assert " ".join(inspect.signature(function).parameters) == parameters
 
 
 def test_no_other_module_uses_internals_of_hydra() -> None:
@@ -76,26 +53,11 @@ def test_a_single_run_composes_once(composed: list[list[str]]) -> None:
     assert asked.config.hydra.job.name == "replay" and asked.config.hydra.runtime.choices["eviction"] == "slru"
 
 
-def test_a_mistake_composes_once(composed: list[list[str]]) -> None:
-    with pytest.raises(ConfigCompositionException):
-        ask("eviction=slru", "sed=3")
-    with pytest.raises(ConfigCompositionException, match="Ambiguous"):
-        ask("seed=1,2")
-    assert len(composed) == 2
-
-
 def test_a_sweep_is_asked_for_by_the_flag_or_by_the_mode(composed: list[list[str]]) -> None:
     for word in ("-m", "hydra.mode=MULTIRUN"):
         asked = ask(word, "seed=1,2", "output=out")
         assert asked.is_sweep and asked.config.output == "out" and "seed=1,2" in asked.overrides
     assert len(composed) == 3, "once with the flag"
-
-
-def test_another_folder_adds_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "conf" / "eviction").mkdir(parents=True)
-    (tmp_path / "conf" / "eviction" / "mine.yaml").write_text("_target_: a.B\nk: 3\n")
-    assert ask("--config-dir", "conf", "eviction=mine", "output=out").config.eviction.k == 3
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """``kvsim policies``."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -22,25 +21,10 @@ def test_settings_are_listed_with_their_defaults() -> None:
     assert {name: settings for name, _, settings in policies("eviction")}["lru_k"] == "k=2"
 
 
-def test_all_families_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["policies"]) == 0
-    shown = capsys.readouterr().out
-    assert all(f"{family}=NAME" in shown for family in FAMILIES)
-
-
 def test_one_family_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["policies", "eviction"]) == 0
     shown = capsys.readouterr().out
     assert "eviction=NAME" in shown and "prefetch=NAME" not in shown
-
-
-@pytest.mark.parametrize(
-    ("family", "path"), [(family, path) for family in FAMILIES for path in sorted((CONF / family).glob("*.yaml"))]
-)
-def test_one_policy_is_described(family: str, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["policies", family, path.stem]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == f"{family}={path.stem}" and shown[1].startswith("  ") and shown[1].strip()
 
 
 def test_a_policy_is_described_with_its_algorithm_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,18 +32,6 @@ def test_a_policy_is_described_with_its_algorithm_and_settings(capsys: pytest.Ca
     shown = capsys.readouterr().out
     assert "LRU in two classes" in shown and "leave first" in shown
     assert "eviction.protected_hits=2\n    Uses after which a page is protected." in shown
-
-
-@pytest.mark.parametrize("columns", [40, 60, 80, 100, 120])
-def test_no_word_is_broken(columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    main(["policies", "eviction"])
-    shown = capsys.readouterr().out
-    assert all(len(line) <= columns for line in shown.splitlines())
-    for name, purpose, settings in policies("eviction"):
-        assert re.search(rf"^ +{name} ", shown, re.MULTILINE)
-        assert set(re.findall(r"[a-z]{5,}", purpose)) <= set(re.findall(r"[a-z]{5,}", shown))
-        assert "No room for: settings" in shown or all(setting in shown for setting in settings.split("\n"))
 
 
 @pytest.mark.parametrize(

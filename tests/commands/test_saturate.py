@@ -124,9 +124,3 @@ def test_requests_that_all_come_at_once_have_no_rate(folder: Path, capsys: pytes
     write_trace(folder / "trace.jsonl", [0] * 10)
     assert saturate(*SERVER) == 2
     assert "all requests arrive at once" in capsys.readouterr().err
-
-
-def test_settings_of_the_search_have_no_effect_on_other_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("simulate", "replay", "curve"):
-        assert main([command, "saturate.tolerance=0.1"]) == 2
-        assert f"saturate.tolerance has no effect on kvsim {command}" in capsys.readouterr().err

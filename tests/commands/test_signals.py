@@ -95,16 +95,6 @@ def test_a_search_keeps_the_rates_that_have_run(name: str, folder: Path, capfd: 
 
 
 @pytest.mark.parametrize("name", IN_ONE_LINE)
-def test_an_error_that_replaces_the_interrupt_of_a_run_does_not_hide_it(
-    name: str, folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "mine.py").write_text(policy(1, name, "in_cleanup()"))
-    code, line = IN_ONE_LINE[name]
-    assert main(["replay", *RUN]) == code
-    assert capfd.readouterr().err == line
-
-
-@pytest.mark.parametrize("name", IN_ONE_LINE)
 @pytest.mark.parametrize("how", ["in_cleanup()", "InCallback()"])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_that_is_replaced_or_lost_ends_a_sweep(

@@ -47,20 +47,13 @@ def test_a_trace_without_reuse_says_so(tmp_path: Path, capsys: pytest.CaptureFix
     assert "No page is used twice." in capsys.readouterr().out
 
 
-def test_a_generated_trace_needs_no_file(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trace", "info", "trace=synthetic", "trace.sessions=5"]) == 0
-    assert "sessions" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (["describe"], "kvsim trace has no command 'describe'; use kvsim trace info"),
         (["info", "missing.jsonl"], "missing.jsonl: cannot be read"),
         (["info", "a", "b"], "cannot parse 'a b'"),
-        (["info", "trace=nope"], "trace=nope: there is no such choice"),
         (["info", "trace=synthetic", "trace.sessions=0"], "trace.sessions"),
-        (["info", "trace=mooncake"], "trace.path is missing"),
     ],
 )
 def test_a_mistake_ends_with_one_line(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -235,18 +235,6 @@ def test_what_has_been_served_is_not_served_again(study: ModuleType, tmp_path: P
     assert len(rows) == 1 + 6 * len(GOOD["figures"])
 
 
-def test_nothing_begins_that_would_not_end_in_time(
-    study: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options, called = drawn_before(study, tmp_path / "runs"), list[list[str]]()
-    monkeypatch.setattr(study, "kvsim", served(tmp_path, called))
-    with pytest.raises(SystemExit, match="no runs in"):
-        study.main([*options, "--most-seconds", "68"])
-    assert called == [] and "run this again for drawn, drawn-01" in capsys.readouterr().out
-    monkeypatch.setattr(study, "kvsim", served(tmp_path, called, 2))
-    assert study.main(options) == 2 and len(called) == 1
-
-
 def test_recorded_runs_are_simulated_again(study: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options, called = drawn_before(study, tmp_path / "runs"), list[list[str]]()
     (tmp_path / "runs" / "drawn" / "drawn-02" / "hardware").mkdir(parents=True)
@@ -281,45 +269,6 @@ def test_another_draw_needs_another_folder_and_a_draw_needs_its_traces(study: Mo
         study.main(["--folder", str(tmp_path / "other")])
 
 
-def test_every_part_is_served_with_the_description_of_its_model(
-    study: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options, called = drawn_before(study, tmp_path / "runs"), list[list[str]]()
-    monkeypatch.setattr(study, "kvsim", served(tmp_path, called))
-    study.main([*options, "--hardware", "mine", "--hybrid-hardware", "mine_hybrid"])
-    assert len(called) == 2 + 4 + 4 + 1
-    assert all(("hardware=mine_hybrid" in words) == ("model=nemotron_h_8b" in words) for words in called)
-    assert "model=nemotron_h_8b" in called[-1] and "tiers.disk.capacity=72pages" in called[-1], (
-        "a page has an eighth of the bytes"
-    )
-    assert all("trace.rate=5" in words and "model=llama3_8b" in words for words in called[6:10])
-
-
-def test_a_page_begins_with_claims_and_findings_and_leaves_out_what_has_not_been_served(
-    study: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = drawn_before(study, tmp_path / "runs")
-    monkeypatch.setattr(study, "kvsim", served(tmp_path, []))
-    (tmp_path / "runs" / "tables").mkdir()
-    (tmp_path / "runs" / "tables" / "validation_drawn_findings.md").write_text("## Findings\n\nNone.\n")
-    assert study.main([*options, "--parts", "chosen"]) == 0
-    assert study.main([*options, "--read"]) == 0
-    page = (tmp_path / "runs" / "tables" / "validation_drawn.md").read_text()
-    assert [line for line in page.splitlines() if line.startswith("#")] == [
-        "# Simulated and measured, with the spread of both", "## Findings", "## All configurations", "### Chosen", "## Settings",
-        "### Settings: chosen",
-    ]  # fmt: skip
-    assert page.index("| claim |") < page.index("## Findings")
-
-
-def test_a_cell_marks_what_is_off(study: ModuleType) -> None:
-    cell = sys.modules["validation_tables"].cell
-    figure = {"unit": "s", "hardware": {"mean": 0.2, "deviation": 0.01}, "distance": 0.05, "is_off": False, "holds": True}
-    assert cell(figure) == "200 ± 10, +5.0%"
-    assert cell(figure | {"is_off": True}) == "200 ± 10, *+5.0%*"
-    assert cell(figure | {"is_off": True, "holds": False}) == "200 ± 10, **+5.0%**"
-
-
 def test_the_ranking_and_the_hybrid_model_get_draws_by_simulation_alone(
     small: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,12 +289,6 @@ def test_the_ranking_and_the_hybrid_model_get_draws_by_simulation_alone(
     assert small.pick_to_rank(draws) == "draw 3" and small.pick_to_rank(draws[3:]) is None
     assert small.pick_for_hybrid(draws[::-1]) == "draw 5" and small.pick_for_hybrid(draws) == "draw 4"
     assert small.pick_for_hybrid(draws[:3]) is None
-
-
-def test_a_page_of_the_hybrid_model_has_an_eighth_of_the_bytes(small: ModuleType) -> None:
-    trace = kvsim.load_trace("synthetic", limit=1)
-    pages = [kvsim.replay(trace, f"model={name}").record["page_bytes"] for name in ("llama3_8b", "nemotron_h_8b")]
-    assert pages[0] == small.PAGE_BYTES == small.SMALLER_PAGES * pages[1]
 
 
 def test_the_archive_has_the_real_runs_and_depends_on_their_content_alone(

@@ -61,8 +61,9 @@ def error(out: "torch.Tensor", expected: "torch.Tensor") -> float:
     return float((out.double() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("dtype", ERROR, ids=str)
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 1, 16), (2, 2, 64), (6, 2, 24)])
+@pytest.mark.parametrize(
+    ("dtype", "heads", "kv_heads", "dim"), [(torch.float32, 4, 1, 16), (torch.float16, 2, 2, 64), (torch.bfloat16, 6, 2, 24)]
+)
 def test_ragged_contexts_attend_to_their_own_pages(dtype, heads, kv_heads, dim, device):
     page_tokens, contexts = 16, [1, 16, 17, 150, 64]
     pool = pool_of(40, page_tokens, kv_heads, dim, dtype, device)
@@ -77,8 +78,9 @@ def test_ragged_contexts_attend_to_their_own_pages(dtype, heads, kv_heads, dim, 
     assert error(out, slowly(query, pool, slots, contexts, page_tokens, kv_heads)) < ERROR[dtype]
 
 
-@pytest.mark.parametrize("dtype", ERROR, ids=str)
-@pytest.mark.parametrize(("heads", "latent", "rope"), [(4, 32, 16), (20, 48, 8), (1, 16, 8)])
+@pytest.mark.parametrize(
+    ("dtype", "heads", "latent", "rope"), [(torch.float32, 20, 48, 8), (torch.float16, 1, 16, 8), (torch.bfloat16, 4, 32, 16)]
+)
 def test_all_heads_attend_to_latents_which_are_keys_and_values(dtype, heads, latent, rope, device):
     """More heads than one program takes, too; a key is a latent and a rope key."""
     page_tokens, contexts, scale = 8, [1, 9, 150], 0.2

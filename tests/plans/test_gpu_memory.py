@@ -7,9 +7,8 @@ import pytest
 
 from kvsim.cli import main
 from kvsim.errors import UsageError
-from kvsim.plans.build import build_run
 from kvsim.plans.plan import Plan
-from kvsim.settings.configuration import compose
+from tests import composing
 
 GIB = 2**30
 LLAMA_WEIGHTS = 8_029_995_008 * 2
@@ -17,7 +16,7 @@ LLAMA_WEIGHTS = 8_029_995_008 * 2
 
 
 def plan(*overrides: str, command: str = "simulate") -> Plan:
-    return build_run(compose(list(overrides)), command=command, overrides=overrides)
+    return composing.plan(*overrides, command=command)
 
 
 @pytest.mark.parametrize("command", ["simulate", "replay"])

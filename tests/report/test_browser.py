@@ -112,8 +112,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [folder / "run" / "report.html", folder / "sweep" / "report.html", folder / "curve" / "curve.html"]
 
 
-@pytest.mark.parametrize("width", [400, 1600])
-@pytest.mark.parametrize("which", range(3), ids=["run", "sweep", "curve"])
+@pytest.mark.parametrize(
+    ("which", "width"),
+    [(0, 400), (1, 400), (2, 1600), *[pytest.param(*case, marks=pytest.mark.long) for case in ((0, 1600), (1, 1600), (2, 400))]],
+    ids=lambda value: ("run", "sweep", "curve")[value] if value < 3 else str(value),
+)
 def test_a_page_asks_for_nothing_complains_of_nothing_and_fits(which: int, width: int, pages: list[Path], tmp_path: Path) -> None:
     told = opened(pages[which], tmp_path, width=width)
     assert told["heard"] == []
@@ -132,6 +135,7 @@ def test_a_page_is_dark_where_the_reader_wants_it_dark(pages: list[Path], tmp_pa
     assert brightness(dark["background"]) < 60 < 150 < brightness(dark["colour"])
 
 
+@pytest.mark.long
 def test_a_page_over_many_runs_is_small_and_drawn_soon(pages: list[Path], tmp_path: Path) -> None:
     sweep = pages[1].parent
     for copy in range(7):

@@ -3,10 +3,8 @@
 import gzip
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import kvsim
@@ -166,10 +164,3 @@ def test_a_reset_names_the_engines_whose_pages_it_drops() -> None:
     assert log is not None
     resets = [event for event in map(json.loads, log.lines) if event["event"] == "reset"]
     assert [event["engines"] for event in resets] == [[0, 1], [2, 3]]
-
-
-def test_recording_a_cluster_changes_nothing(tmp_path: Path) -> None:
-    trace = kvsim.load_trace("synthetic", sessions=10)
-    plain = ["tiers.gpu.capacity=3000pages", "tiers.cpu.capacity=3000pages", "cluster.engines=2"]
-    one, other = (kvsim.simulate(trace, *plain, *more).outcome for more in ([], ["timeline=true", "events=true"]))
-    assert np.array_equal(one.e2e_s, other.e2e_s, equal_nan=True) and np.array_equal(one.hit_pages, other.hit_pages)

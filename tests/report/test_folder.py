@@ -1,15 +1,12 @@
 import csv
 import gzip
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from kvsim.engine.outcome import Outcome
-from kvsim.errors import UsageError
-from kvsim.report.folder import prepare_folder, write_run
+from kvsim.report.folder import write_run
 from kvsim.results.result import summarize
 
 FILES = ["report.html", "requests.csv.gz", "result.json"]
@@ -22,12 +19,6 @@ def write(folder: Path, outcome: Outcome) -> None:
 def rows_of(folder: Path) -> list[dict[str, str]]:
     with gzip.open(folder / "requests.csv.gz", "rt", newline="") as file:
         return list(csv.DictReader(file))
-
-
-def test_a_run_leaves_three_files_and_nothing_else(tmp_path: Path, replayed: Outcome):
-    write(tmp_path / "new" / "run", replayed)
-    assert sorted(path.name for path in (tmp_path / "new" / "run").iterdir()) == FILES
-    assert json.loads((tmp_path / "new" / "run" / "result.json").read_text())["requests"] == 2
 
 
 def test_every_request_has_a_row_those_of_the_warmup_too(tmp_path: Path, replayed: Outcome):
@@ -101,31 +92,7 @@ def test_load_times_are_zero_without_a_load_and_empty_for_the_rejected(tmp_path:
     assert columns == [("0.0", "0.0"), ("0.25", "0.0"), ("1.5", "3.0"), ("", "")]
 
 
-def test_a_run_that_cannot_be_written_leaves_the_earlier_one_as_it_was(tmp_path: Path, replayed: Outcome, simulated: Outcome):
-    write(tmp_path, replayed)
-    (tmp_path / "report.html").unlink()
-    (tmp_path / "report.html").mkdir()
-    kept = ["requests.csv.gz", "result.json"]
-    before = [(tmp_path / name).read_bytes() for name in kept]
-    with pytest.raises(UsageError, match=r"output: cannot write .*report\.html: "):
-        write(tmp_path, simulated)
-    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
-    assert [(tmp_path / name).read_bytes() for name in kept] == before
-
-
 def test_a_run_without_a_timeline_removes_that_of_an_earlier_one(tmp_path: Path, replayed: Outcome):
     (tmp_path / "timeline.json.gz").write_bytes(b"earlier")
     write(tmp_path, replayed)
     assert sorted(path.name for path in tmp_path.iterdir()) == FILES
-
-
-def test_a_folder_that_cannot_be_made_is_named_before_the_run(tmp_path: Path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"output: cannot write to .*file.run: .*; choose another folder with output=DIR"):
-        prepare_folder(tmp_path / "file" / "run")
-
-
-def test_preparing_a_folder_leaves_what_is_in_it(tmp_path: Path):
-    (tmp_path / "result.json").write_text("{}")
-    prepare_folder(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]

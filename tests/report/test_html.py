@@ -3,9 +3,6 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import Any
 
-import numpy as np
-
-from kvsim.engine.link_use import LinkUse
 from kvsim.engine.outcome import Outcome
 from kvsim.report.html import render
 from kvsim.results.result import summarize
@@ -57,12 +54,6 @@ def test_the_tables_can_be_read_without_javascript(simulated: Outcome):
         assert text in parsed.text
 
 
-def test_plotly_comes_once_with_three_pictures(simulated: Outcome):
-    page = page_of(simulated)
-    assert [f'id="picture{number}"' in page for number in range(3)] == [True] * 3
-    assert page.count("plotly.js v") == 1
-
-
 def test_a_run_with_a_timeline_has_a_picture_of_free_pages(simulated: Outcome):
     record = summarize(simulated, command="simulate", config={}, seed=0, warmup=0, load_s=0, versions={})
     record["timeline"]["free_pages"] = {"edges_s": [0.0, 5.0, 10.0], "mean": {"gpu": [4.0, 1.0]}}
@@ -89,10 +80,3 @@ def test_the_page_ends_with_the_command_that_reproduces_it(simulated: Outcome):
     foot = text.partition("Reproduce")[2]
     assert foot.startswith("kvsim simulate page_tokens=10")
     assert "page_tokens=10\ntrace.name=<b>" in foot
-
-
-def test_names_cannot_break_the_page(simulated: Outcome):
-    simulated.links = {"</script><i>": LinkUse(bytes=1, intervals=np.array([[0.0, 1.0, 1.0]]))}
-    tags = Page(page_of(simulated)).tags
-    assert tags.count("i") == len(("gpu", "cpu", "computed")) * 2
-    assert "b" not in tags

@@ -14,14 +14,6 @@ from kvsim.report.study import (
     Claim,
     Recording,
     Study,
-    bold,
-    capacities,
-    claim_table,
-    highest,
-    lowest,
-    markdown,
-    opening,
-    section,
 )  # fmt: skip
 
 
@@ -98,30 +90,3 @@ def test_a_trace_must_exist(arguments: list[str], tmp_path: Path, capsys: pytest
     with pytest.raises(SystemExit, match="2"):
         squares(tmp_path).main()
     assert "argument --trace: no trace at no.jsonl" in capsys.readouterr().err
-
-
-def test_tables() -> None:
-    assert markdown(("pages", ""), [("10", "x"), ("20", "")]) == ["| pages | |", "|---|---|", "| 10 | x |", "| 20 | |"]
-    assert claim_table([Claim("a", "1", True), Claim("b", "2", False)])[2:] == ["| a | 1 | holds |", "| b | 2 | FAILS |"]
-    assert bold([0.5, 0.25], 0.5, ".2f") == ["**0.50**", "0.25"]
-
-
-def test_a_page_begins_with_what_was_played_the_figure_and_the_claims() -> None:
-    claims = [Claim("a", "1", True)]
-    lines = ["# Title", "", "What.", "", "![a figure](results.png)", "", *claim_table(claims)]
-    assert opening("Title", ["What."], "a figure", claims) == lines
-    assert opening("Title", ["What."], "a figure", claims, "So.") == [*lines, "", "So."]
-
-
-def test_a_section_says_what_its_table_shows() -> None:
-    lines = markdown(("a", "b"), [("1", "2")])
-    assert section("Both", ("a", "b"), [("1", "2")]) == ["", "## Both", "", *lines]
-    assert section("Both", ("a", "b"), [("1", "2")], "First", "and second.")[3:] == ["First", "and second.", "", *lines]
-
-
-def test_capacities_are_in_gib() -> None:
-    assert capacities(gpu=60, cpu=800) == ("tiers.gpu.capacity=60GiB", "tiers.cpu.capacity=800GiB")
-
-
-def test_extremes_come_with_their_place() -> None:
-    assert lowest({"a": 2, "b": 1}) == ("b", 1) and highest({"a": 2, "b": 1}) == ("a", 2)

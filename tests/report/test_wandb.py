@@ -28,7 +28,7 @@ def run_alone(folder: Path, *words: str, **environment: str) -> subprocess.Compl
     """A command in a process and a home folder of its own: W&B starts a service and leaves settings behind."""
     home = folder / "home"
     home.mkdir(exist_ok=True)
-    path = os.pathsep.join([*environment.pop("first", "").split(), *filter(None, sys.path)])
+    path = os.pathsep.join(filter(None, sys.path))
     clean = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     code = "import sys; from kvsim.cli import main; sys.exit(main())"
     return subprocess.run(
@@ -84,18 +84,20 @@ def entries(log: bytes) -> Iterator[bytes]:
 
 @needs_wandb
 def test_a_sweep_is_a_group_of_runs_and_a_comparison(tmp_path: Path):
-    ran = run_alone(tmp_path, "simulate", "-m", *SMALL, "eviction=lru,arc", "output=sweep")
-    assert ran.returncode == 0, ran.stderr
-    assert "warning" not in ran.stderr
+    ran = run_alone(tmp_path, "simulate", "-m", *SMALL, "trace=synthetic,mooncake", "trace.path=none", "output=sweep")
+    assert ran.returncode == 2 and "warning" not in ran.stderr, ran.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "sweep"]
     assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
-    assert [sorted(path.name for path in (tmp_path / "sweep" / job).iterdir()) for job in "01"] == [["report.html", *FILES]] * 2
-    first, second, comparison = sorted(runs_of(tmp_path / "sweep"), key=lambda run: run["job_type"] == "comparison")
-    assert {first["display_name"], second["display_name"]} == {"eviction=lru", "eviction=arc"}
-    assert {run["config"]["eviction"] for run in (first, second)} == {"lru", "arc"}
-    assert {(run["run_group"], run["project"]) for run in (first, second, comparison)} == {("sweep", "kvsim")}
-    assert comparison["display_name"] == "sweep: comparison" and {"sweep.csv", "report.html"} <= set(comparison["files"])
-    assert comparison["summary"]["finished"] == 2 and comparison["summary"]["best_hit_rate"] > 0
+    assert sorted(path.name for path in (tmp_path / "sweep" / "0").iterdir()) == ["report.html", *FILES]
+    runs = sorted(runs_of(tmp_path / "sweep"), key=lambda run: (run["job_type"] == "comparison", "error" in run["summary"]))
+    finished, failed, comparison = runs
+    assert [run["display_name"] for run in runs] == ["trace=synthetic", "trace=mooncake", "sweep: comparison"]
+    assert {(run["run_group"], run["project"]) for run in runs} == {("sweep", "kvsim")}
+    assert finished["config"]["eviction"] == "lru" and finished["exit_code"] == 0
+    assert failed["summary"]["status"] == "failed" and failed["exit_code"] == 1
+    assert "none: cannot be read" in failed["summary"]["error"]
+    assert {"sweep.csv", "report.html"} <= set(comparison["files"])
+    assert comparison["summary"]["finished"] == 1 and comparison["summary"]["best_hit_rate"] > 0
     assert {"jobs", "hit rate"} <= comparison["series"][0].keys()
 
 
@@ -125,27 +127,37 @@ def test_a_run_has_its_totals_and_its_course_over_simulated_time(tmp_path: Path)
 
 @needs_wandb
 def test_variables_of_wandb_hold_unless_a_setting_says_otherwise(tmp_path: Path):
+    """Of the entity, the name and the folder, no setting says anything."""
     given = {"WANDB_PROJECT": "theirs", "WANDB_ENTITY": "team", "WANDB_NAME": "mine", "WANDB_TAGS": "a,b", "WANDB_RUN_GROUP": "g"}
-    small = ("replay", *SMALL, "logger.request_rows=0")
-    given_folder = tmp_path / "elsewhere"
-    given_folder.mkdir()
-    ran = run_alone(tmp_path, *small, "output=variables", WANDB_MODE="offline", WANDB_DIR=str(given_folder), **given)
-    assert ran.returncode == 0 and not runs_of(tmp_path / "variables")
-    own = ("logger.project=ours", "logger.entity=me", "logger.tags=[c]", "logger.group=h", "logger.mode=offline")
-    assert run_alone(tmp_path, *small, *own, "output=settings", WANDB_MODE="disabled", **given).returncode == 0
-    (theirs,), (ours,) = runs_of(given_folder), runs_of(tmp_path / "settings")
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    own = ("logger.project=ours", "logger.tags=[c]", "logger.group=h", "logger.mode=offline", "logger.request_rows=0")
+    ran = run_alone(tmp_path, "replay", *SMALL, *own, "output=run", WANDB_MODE="disabled", WANDB_DIR=str(folder), **given)
+    assert ran.returncode == 0 and not runs_of(tmp_path / "run")
+    (run,) = runs_of(folder)
     names = ("project", "entity", "run_group", "tags", "display_name")
-    assert [theirs[name] for name in names] == ["theirs", "team", "g", ["a", "b"], "mine"]
-    assert [ours[name] for name in names] == ["ours", "me", "h", ["c"], "mine"]
-    assert "requests" not in theirs["series"][0]
+    assert [run[name] for name in names] == ["ours", "team", "h", ["c"], "mine"]
+    assert "requests" not in run["series"][0]
 
 
 @needs_wandb
-def test_a_job_that_fails_is_marked_as_failed(tmp_path: Path):
-    ran = run_alone(tmp_path, "replay", "-m", "trace=mooncake", "trace.path=none", "logger=wandb", "output=sweep")
-    assert ran.returncode == 2
-    (run,) = runs_of(tmp_path / "sweep")
-    assert run["summary"]["status"] == "failed" and "none: cannot be read" in run["summary"]["error"] and run["exit_code"] == 1
+@pytest.mark.long
+def test_all_variables_and_all_settings_of_wandb_hold(tmp_path: Path):
+    given = {
+        "WANDB_PROJECT": "theirs",
+        "WANDB_ENTITY": "team",
+        "WANDB_MODE": "offline",
+        "WANDB_TAGS": "a,b",
+        "WANDB_RUN_GROUP": "g",
+    }
+    for own, expected in (
+        (("logger.entity=me",), ["theirs", "me", "g", ["a", "b"]]),
+        (("logger.project=ours",), ["ours", "team", "g", ["a", "b"]]),
+    ):
+        output = f"output={own[0].partition('=')[2]}"
+        assert run_alone(tmp_path, "replay", *SMALL, *own, output, **given).returncode == 0
+        (run,) = runs_of(tmp_path / output.partition("=")[2])
+        assert [run[name] for name in ("project", "entity", "run_group", "tags")] == expected
 
 
 @needs_wandb
@@ -170,20 +182,19 @@ def test_an_agent_of_wandb_runs_the_command_of_the_guide(tmp_path: Path):
     assert isinstance(result[metric[0]][metric[1]] if metric[1:] else result[metric[0]], float)
 
 
-def broken(folder: Path, text: str) -> str:
-    """A folder with a package ``wandb`` of this text."""
-    (folder / "fake").mkdir()
-    (folder / "fake" / "wandb.py").write_text(text)
-    return str(folder / "fake")
-
-
 @pytest.mark.parametrize(
     "text", ["raise ImportError('not there')", "def init(**settings): raise RuntimeError('down')\nSettings = dict"]
 )
-def test_without_wandb_the_run_is_complete(text: str, tmp_path: Path):
-    ran = run_alone(tmp_path, "replay", *SMALL, "output=run", first=broken(tmp_path, text))
-    assert ran.returncode == 0
-    (warning,) = ran.stderr.splitlines()
+def test_without_wandb_the_run_is_complete(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "fake").mkdir()
+    (tmp_path / "fake" / "wandb.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path / "fake")
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    assert main(["replay", *SMALL, f"output={tmp_path / 'run'}"]) == 0
+    sys.modules.pop("wandb", None)
+    (warning,) = capsys.readouterr().err.splitlines()
     assert warning.startswith("kvsim: warning: not logged to Weights & Biases:")
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["report.html", *FILES]
 

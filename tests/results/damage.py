@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
+import pytest
 
 SECTOR_BYTES = 512
 
@@ -43,27 +43,13 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "loop": _become_loop,
 }
 """Ways to damage a file, by name."""
+QUICK = ("zeros", "another JSON", "folder")
+"""What cannot be read, what means something else, and what is no file."""
+SOME_DAMAGES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in DAMAGES]
+"""All of them for ``make test-long``, one of each kind for ``make test``."""
 
 
 def copied(folder: Path, target: Path) -> Path:
     """A copy of a folder, to be damaged."""
     shutil.copytree(folder, target)
     return target
-
-
-def flipped(content: bytes, random: np.random.Generator) -> bytes:
-    """Some bytes changed, removed or repeated."""
-    changed = bytearray(content)
-    for _ in range(int(random.integers(1, 4))):
-        at = int(random.integers(0, max(1, len(changed))))
-        end = at + int(random.integers(1, 40))
-        match random.integers(4):
-            case 0:
-                changed[at:end] = b""
-            case 1:
-                changed[at:at] = changed[at:end]
-            case 2:
-                changed[at : at + 1] = random.bytes(1)
-            case _:
-                changed[at:end] = random.bytes(end - at)
-    return bytes(changed)

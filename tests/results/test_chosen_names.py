@@ -28,15 +28,8 @@ def test_a_class_set_by_hand_replaces_the_name_of_the_file():
 
 
 def test_a_run_records_what_was_chosen(tmp_path: Path):
-    arguments = [
-        *SMALL,
-        "tiers.cpu.capacity=900pages",
-        "eviction@tiers.cpu.eviction=arc",
-        "preset=sglang_hicache",
-        "page_tokens=16",
-        f"output={tmp_path}",
-    ]
-    assert main(["simulate", *arguments]) == 0
+    cpu = ["tiers.cpu.capacity=900pages", "eviction@tiers.cpu.eviction=arc"]
+    assert main(["simulate", *SMALL, *cpu, "preset=sglang_hicache", "page_tokens=16", f"output={tmp_path}"]) == 0
     found = record(tmp_path)["choices"]
     assert found["eviction@tiers.cpu.eviction"] == "arc"
     assert (found["trace"], found["model"], found["preset"], found["rules"]) == ("synthetic", "tiny", "sglang_hicache", "sglang")
@@ -50,16 +43,13 @@ def test_python_records_the_same_names_and_the_class_of_an_object():
     assert kvsim.replay(trace, *SMALL[1:], eviction=LFU()).record["choices"]["eviction"] == "LFU"
 
 
-@pytest.mark.parametrize("launcher", ["basic", "joblib"])
-def test_two_files_of_one_class_are_told_apart(tmp_path: Path, launcher: str, capsys: pytest.CaptureFixture[str]):
-    if launcher == "joblib":
-        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+def test_two_files_of_one_class_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     folder = tmp_path / "conf" / "eviction"
     folder.mkdir(parents=True)
     for name, hits in (("early", 2), ("late", 5)):
         target = "_target_: kvsim.policies.eviction.slru.SegmentedLRU"
         (folder / f"{name}.yaml").write_text(f"{target}\nprotected_hits: {hits}\n")
-    sweep = ["-m", "--config-dir", str(tmp_path / "conf"), f"hydra/launcher={launcher}", f"output={tmp_path / 'out'}"]
+    sweep = ["-m", "--config-dir", str(tmp_path / "conf"), f"output={tmp_path / 'out'}"]
     assert main(["replay", *sweep, *SMALL, "eviction=early,late"]) == 0
     assert [record(tmp_path / "out" / job)["choices"]["eviction"] for job in "01"] == ["early", "late"]
     assert (tmp_path / "out" / "sweep.csv").read_text().splitlines()[0].startswith("job,status,eviction,capacity_bytes")

@@ -89,7 +89,7 @@ def check_shown(record: dict[str, Any]) -> None:
         assert runs[0].result is not None and render(runs[0].result, "script.js")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.sampled_from(["simulate", "replay"]), CHANGES)
 def test_a_changed_result_is_refused_or_shown(command: str, changes: list[tuple[float, str, Any]]) -> None:
     check_shown(changed(json.loads(real(command)), changes))

@@ -75,7 +75,7 @@ def test_what_leaves_the_disk_is_written_no_faster_than_the_disk_reads() -> None
     ("shape", "write", "placement"),
     [
         *[(BELOW, "disk-remote", placement) for placement in ("write_through", "write_back", "exclusive")],
-        *[(WITHOUT_DISK, "cpu-remote", placement) for placement in ("write_through", "write_back", "exclusive")],
+        (WITHOUT_DISK, "cpu-remote", "write_through"),
         (BESIDE, "cpu-remote", "write_through"),  # what the CPU evicts, a disk beside the store takes
     ],
 )

@@ -30,10 +30,8 @@ CHECKPOINT = "the checkpoint policy Mine returned "
 SCHEDULING = "the scheduling policy Mine returned "
 OF_GPU = "the eviction policy of the gpu tier, Mine, "
 WRONG = [
-    ("eviction", "def victims(self, now): pass", f"{OF_GPU}returned None from victims(), not an iterable of nodes: is a return"),
     ("eviction", "def victims(self, now): return []", f"{OF_GPU}offered too few victims: "),
     ("eviction", "def victims(self, now): return 'ab'", f"{OF_GPU}offered 'a', which is not a node"),
-    ("eviction", "def rank(self, node): pass", "the eviction policy Mine ranked Node("),
     (
         "eviction",
         "def variant(self): pass",
@@ -44,24 +42,10 @@ WRONG = [
         "def after_use(self, node, now): pass",
         f"{PLACEMENT}None from after_use(), not True or False: is a return missi",
     ),
-    (
-        "placement",
-        "def after_use(self, node, now): return False\n    def after_eviction(self, node, now): pass",
-        f"{PLACEMENT}None from after_eviction(), not True or False",
-    ),
-    ("placement", "def wanted_pages(self, request, path, now): pass", f"{PLACEMENT}None from wanted_pages(), not a whole number"),
     ("placement", "def wanted_pages(self, request, path, now): return request.prompt_tokens", f"{PLACEMENT}"),
     ("placement", "watermark = 1.5", f"{PLACEMENT}1.5 from watermark, not a number of at least 0 and at most 1"),
-    ("placement", "keeps_loaded = None", f"{PLACEMENT}None from keeps_loaded, not True or False"),
-    ("prefetch", "def fetch(self, offer): pass", f"{PREFETCH}None from fetch(), not a whole number of at least 0 and at most "),
     ("prefetch", "def fetch(self, offer): return 16 * offer.stored_pages", f"{PREFETCH}"),
-    ("prefetch", "def load(self, request, *pages): return float('nan')", f"{PREFETCH}nan from load(), not a whole number"),
     ("prefetch", "def load(self, request, *pages): return sum(pages) + 1", f"{PREFETCH}"),
-    (
-        "checkpoint",
-        "def after_prefill(self, prefill): pass",
-        f"{CHECKPOINT}None from after_prefill(), not a list of whole numbers",
-    ),
     ("checkpoint", "def after_prefill(self, prefill): return [16 * prefill.full]", f"{CHECKPOINT}"),
 ]
 """An answer of each kind to each question; test_answers.py has all that is no answer."""
@@ -71,13 +55,7 @@ WITH_A_CLOCK = [
         "def wait_s(self, fetch_tokens): pass",
         f"{PREFETCH}None from wait_s(), not a number of at least 0: is a return",
     ),
-    ("scheduling", "def rank(self, waiting): pass", f"{SCHEDULING}None from rank(), not a number: is a return missing?"),
     ("scheduling", "def rank(self, waiting): return 10**400", f"{SCHEDULING}1{'0' * 199}... from rank(), not a number"),
-    (
-        "scheduling",
-        "def order(self, round): pass",
-        f"{SCHEDULING}None from order(), not the waiting requests in order: is a return",
-    ),
     ("scheduling", "def order(self, round): return []", f"{SCHEDULING}0 of 1 waiting requests from order(): it must return all"),
     (
         "scheduling",
@@ -89,7 +67,6 @@ WITH_A_CLOCK = [
         "def bind(self, context): self.max_wait_s = -1",
         f"{SCHEDULING}-1 from max_wait_s, not a number of at least 0",
     ),
-    ("scheduling", "def bind(self, context): self.fcfs_above = 'x'", f"{SCHEDULING}'x' from fcfs_above, not a number"),
 ]
 COMMANDS = ("replay", "simulate")
 CASES = [(COMMANDS[at % 2], *wrong) for at, wrong in enumerate(WRONG)] + [("simulate", *wrong) for wrong in WITH_A_CLOCK]
@@ -127,9 +104,7 @@ def test_a_wrong_policy_ends_with_one_line(
 
 
 RIGHT = [
-    ("eviction", "def victims(self, now): return list(super().victims(now))"),
     ("placement", "def after_use(self, node, now): return __import__('numpy').bool_(node.hits > 1)"),
-    ("placement", "def wanted_pages(self, request, path, now): return __import__('numpy').int64(request.prompt_pages)"),
     ("prefetch", "def fetch(self, offer): return __import__('numpy').int64(offer.stored_pages)"),
     ("checkpoint", "def after_prefill(self, prefill): return __import__('numpy').array([prefill.full, 0, prefill.known])"),
 ]
@@ -149,14 +124,9 @@ def test_an_answer_may_be_a_list_or_of_numpy(command: str, family: str, body: st
 
 FAILING = [
     ("eviction", "def victims(self, now):\n        yield from [] if now < 0 else [1 / 0]", "ZeroDivisionError: division by zero"),
-    ("eviction", "def rank(self, node): return node.last_used + None", "TypeError: unsupported operand type(s)"),
     ("eviction", "def rank(self, node): raise SystemExit(3)", "SystemExit: 3"),
     ("eviction", "def rank(self, node): raise ValueError('two\\nlines')", "ValueError: two lines"),
     ("eviction", "def rank(self, node): return self.rank(node)", "RecursionError: maximum recursion depth exceeded"),
-    ("eviction", "def rank(self, node): raise OSError(2, 'gone', 'f')", "FileNotFoundError: [Errno 2] gone: 'f'"),
-    ("eviction", "def bind(self, context): raise MemoryError", "MemoryError"),
-    ("placement", "def after_use(self, node, now): return {}[node]", "KeyError: Node("),
-    ("prefetch", "def fetch(self, offer): return offer.nothing", "AttributeError: 'Offer' object has no attribute 'nothing'"),
     ("checkpoint", "def after_prefill(self, prefill): raise GeneratorExit", "GeneratorExit"),
 ]
 
@@ -186,8 +156,6 @@ def test_the_calls_that_led_to_an_error_are_shown_on_demand(folder: Path, capfd:
 BREACHES = [
     ("eviction", "def bind(self, context): pass", "AttributeError: 'Mine' object has no attribute"),
     ("eviction", "def victims(self): return []", "TypeError: Mine.victims() takes 1 positional argument but 2 were given"),
-    ("placement", "def after_use(self, node): return True", "TypeError: Mine.after_use() takes 2 positional arguments"),
-    ("prefetch", "def fetch(self): return 0", "TypeError: Mine.fetch() takes 1 positional argument"),
 ]
 
 
@@ -203,7 +171,7 @@ def test_a_method_that_is_not_what_the_contract_says_names_its_class(
     assert shown.count("\n") == 1
 
 
-@pytest.mark.parametrize("change", ["node.hits = None", "node.parent = None", "node.children = None"])
+@pytest.mark.parametrize("change", ["node.hits = None", "node.children = None"])
 def test_a_policy_that_changes_a_node_is_named_although_kvsim_failed(
     change: str, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,12 +191,8 @@ def test_an_interrupt_names_the_line_that_never_ended(folder: Path, capfd: pytes
 MODULES = [
     ("def f(:\n", "mine.Mine cannot be imported: SyntaxError: invalid syntax (mine.py, line 1)"),
     ("x = 1\n1 / 0\n", "mine.Mine cannot be imported, at mine.py:2, in <module>: ZeroDivisionError: division by zero"),
-    ("import sys\nsys.exit(3)\n", "mine.Mine cannot be imported, at mine.py:2, in <module>: SystemExit: 3"),
-    ("from os import nothing\n", "mine.Mine cannot be imported, at mine.py:1, in <module>: ImportError: cannot import name"),
     ("import not_there\n", "mine.Mine needs the module not_there, which is not installed"),
     ("class Mine: pass\n", "mine.Mine is not a subclass of EvictionPolicy"),
-    ("Mine = 5\n", "mine.Mine is not a class; choose by name"),
-    ("", "mine.Mine does not exist; choose by name"),
 ]
 
 
@@ -262,7 +226,6 @@ def test_a_module_with_the_name_of_another_is_told(folder: Path, capfd: pytest.C
 @pytest.mark.parametrize(
     ("rules", "body", "expected"),
     [
-        (["rules=sglang"], "def victims(self, now): pass", "returned None from victims()"),
         (["rules=sglang", "tiers.cpu.capacity=9000pages"], "def victims(self, now): return []", "offered too few victims: "),
         (
             ["rules=vllm"],
@@ -283,9 +246,7 @@ def test_the_rules_of_engines_refuse_wrong_victims(
     ("answer", "expected"),
     [
         ("hits + 0.5, kept", "from use() as hit pages, not a whole number"),
-        ("-1, kept", "returned -1 from use() as hit pages, not a whole number of at least 0 and at most "),
         ("None", "returned None from use(), not hit pages and kept pages: is a return missing?"),
-        ("hits", "from use(), not hit pages and kept pages"),
         ("hits, kept + 10**6", "from use() as kept pages, not a whole number"),
     ],
 )

@@ -36,12 +36,12 @@ def test_states_are_found_by_runs_from_the_last_one_back() -> None:
     assert list(index.deepest_first(path, 5)) == [] and index.values() == []
 
 
-def test_the_first_page_of_a_run_is_found_through_the_nodes_above() -> None:
+def test_the_first_page_of_an_extent_is_found_through_the_nodes_above() -> None:
     cache = hybrid(NoCheckpoint())
     use(cache, "abcde", "abxy", "abxz")
     for word in ("abcde", "abxy", "abxz"):
         (place,) = places_after(cache.request(word).runs, [len(word)])
-        assert first_of_extent(cache.node(word)) == place.extent
+        assert first_of_extent(cache.node(word)) == place.extent_start
 
 
 # --- detached states -------------------------------------------------------------------------------------------------

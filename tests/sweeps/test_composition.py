@@ -1,6 +1,7 @@
 """A job's configuration is the one that Hydra composes from its overrides."""
 
 import pytest
+from hydra.core.config_loader import ConfigLoader
 from omegaconf import OmegaConf
 
 from kvsim.errors import UsageError
@@ -9,9 +10,14 @@ from kvsim.sweeps import composition
 from kvsim.sweeps.composition import Compositions
 
 
+@pytest.fixture(scope="module")
+def loader() -> ConfigLoader:
+    return config_loader()
+
+
 @pytest.fixture
-def compositions() -> Compositions:
-    return Compositions(config_loader())
+def compositions(loader: ConfigLoader) -> Compositions:
+    return Compositions(loader)
 
 
 @pytest.mark.parametrize(
@@ -20,9 +26,7 @@ def compositions() -> Compositions:
         ["output=x", "tiers.gpu.capacity=100pages", "seed=3"],
         ["output=x", "eviction=slru", "eviction.protected_hits=3", "tiers.gpu.capacity=40GiB"],
         ["eviction@tiers.cpu.eviction=arc", "tiers.cpu.capacity=1GiB", "trace=mooncake", "output='a b'", "trace.path='/a,b'"],
-        ["trace=mooncake", "trace.tail=full", "curve.policies=[lru,'slru protected_hits=3']", "output=x"],
         ["preset=sglang_hicache", "prefetch=threshold", "prefetch.min_tokens=512", "output=x"],
-        ["output=x"],
         ["trace=mooncake", "+trace.extra=1", "trace.limit=2", "output=x"],
         ["trace.sessions=20", "tiers.gpu={capacity: 5pages}", "seed=1", "output=x"],
         ["preset=sglang", "page_tokens=1", "~timeline", "seed=${page_tokens}", "output=x"],
@@ -30,7 +34,7 @@ def compositions() -> Compositions:
     ids=" ".join,
 )
 def test_it_is_what_hydra_composes(overrides: list[str], compositions: Compositions) -> None:
-    for job in (overrides, [*overrides, "warmup=0.25"], overrides):
+    for job in (overrides, [*overrides, "warmup=0.25"]):
         found, expected = compositions.compose(job), compose_with_choices(job)
         assert found.config == expected.config
         assert OmegaConf.to_container(found.config) == OmegaConf.to_container(expected.config)
@@ -46,9 +50,7 @@ def test_hydra_composes_once_for_each_set_of_choices(compositions: Compositions,
         compositions.compose(["eviction=arc"])
 
 
-@pytest.mark.parametrize(
-    "overrides", [["sed=1"], ["eviction=lruu"], ["seed=1,2"], ["tiers.cpu.eviction=lru"], ["eviction.no=1"], ["seed.x=1"]]
-)
+@pytest.mark.parametrize("overrides", [["sed=1"], ["eviction=lruu"], ["tiers.cpu.eviction=lru"], ["seed.x=1"]])
 def test_a_mistake_is_the_one_that_hydra_finds(overrides: list[str], compositions: Compositions) -> None:
     with pytest.raises(UsageError) as expected:
         compose_with_choices(overrides)

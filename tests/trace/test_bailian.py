@@ -72,11 +72,9 @@ def test_it_has_what_the_workload_aware_policy_needs(write):
         (line(1, 16, [0]), "chat_id 1 already belongs to an earlier line"),
         (line(2.5, 16, [0]), "chat_id must be a string or an integer"),
         (line(2, 16, [0], parent=None), "parent_chat_id must be a string or an integer"),
-        (line(2, 0, []), "input_length must be at least 1, not 0"),
         (line(2, 64, [0, 1]), "hash_ids has 2 ids, but input_length=64 takes 4 blocks of 16 tokens"),
         (line(2, 16, [0], turn=0), "turn must be at least 1, not 0"),
         (line(2, 16, [0], kind=None), "type must be a string or an integer"),
-        (line(2, 16, [0], timestamp="x"), "timestamp must be a number of at least 0"),
     ],
 )
 def test_a_bad_line_is_named(write, bad, message):

@@ -33,12 +33,6 @@ def test_n_tokens_have_a_key_less_so_a_full_last_page_has_none() -> None:
     assert [request.prompt_pages for request in requests_of(prompts, 2, tail="all")] == [0, 1, 1, 2, 2]
 
 
-def test_the_last_page_of_a_common_prefix_is_shared_if_the_next_token_is_the_same() -> None:
-    one, same, other = requests_of(["abcdX", "abcdXz", "abcdY"], 2)
-    assert one.runs == same.runs == ((0, 2),)
-    assert other.runs == ((0, 1), (2, 1))
-
-
 def test_a_look_up_leaves_out_the_last_token_and_with_it_a_pair() -> None:
     """Of abcde only abcd is looked up: three pairs, one page of two."""
     assert [request.lookup_pages(2) for request in requests_of(["abcd", "abcde", "abcdef", "a"], 2)] == [1, 1, 2, 0]

@@ -16,28 +16,10 @@ def test_a_block_becomes_consecutive_pages_cut_where_the_prompt_ends():
     assert pages.lookup([(0, 1), (7, 1)], 16) == (((0, 4), (8, 4)), 8)
 
 
-def test_the_partial_page_counts_if_it_is_asked_for():
-    assert BlockPages(8, 2, partial_tail=True).lookup([(0, 2)], 13) == (((0, 7),), 7)
-
-
 def test_blocks_that_no_page_needs_get_no_id():
     pages = BlockPages(8, 8, partial_tail=False)
     assert pages.lookup([(0, 1), (5, 1)], 15) == (((0, 1),), 1)
     assert pages.lookup([(0, 1), (6, 1)], 16) == (((0, 2),), 2)
-
-
-def test_a_page_of_several_blocks_is_named_by_its_last():
-    pages = BlockPages(4, 8, partial_tail=False)
-    assert pages.lookup([(0, 5)], 20) == (((0, 2),), 2)
-    assert pages.lookup([(0, 3), (9, 2)], 20) == (((0, 1), (2, 1)), 2)
-    assert pages.lookup([(0, 6)], 24) == (((0, 2), (3, 1)), 3)
-
-
-def test_a_partial_page_of_several_blocks_is_another_page_than_the_full_one():
-    pages = BlockPages(4, 8, partial_tail=True)
-    assert pages.lookup([(0, 3)], 12) == (((0, 2),), 2)
-    assert pages.lookup([(0, 4)], 16) == (((0, 1), (2, 1)), 2)
-    assert pages.lookup([(0, 3)], 12) == (((0, 2),), 2)
 
 
 def test_names_of_ids_that_lie_a_page_apart_are_consecutive():

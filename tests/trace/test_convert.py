@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from kvsim.api import load_trace, simulate
+from kvsim.api import load_trace
 from kvsim.cli import main
 from kvsim.plans.build import build_run, build_trace
 from kvsim.run.play import replay
@@ -166,14 +166,6 @@ def described(request):
         request.output_tokens, request.turn, request.kind, request.priority, request.samples, request.images, request.persistent,
         len(request.resets), bool(request.tenant), request.session >= 0, request.output_runs is None,
     )  # fmt: skip
-
-
-def test_a_simulation_takes_as_long(write, tmp_path):
-    path, out = write(*mooncake_file()), str(tmp_path / "out.jsonl")
-    assert main(["trace", "convert", path, out]) == 0
-    run = ["tiers.gpu.capacity=600tokens", "model=tiny"]
-    found, expected = (simulate(load_trace(path=name, page_tokens=8), *run) for name in (out, path))
-    assert np.allclose(found.outcome.ttft_s, expected.outcome.ttft_s, equal_nan=True)
 
 
 def test_what_was_made_up_stays_marked(write, tmp_path):

@@ -14,16 +14,6 @@ from tests.workloads import pages_of
 # --- PageIndex ---
 
 
-def test_ids_are_handed_out_in_the_order_in_which_keys_are_first_seen():
-    index = PageIndex()
-    assert index.lookup([50, 40, 30]) == ((0, 3),)
-    assert index.lookup([50, 40, 31, 21]) == ((0, 2), (3, 2))
-    assert index.lookup([50, 40, 30, 20]) == ((0, 3), (5, 1))
-    assert index.lookup([50, 40, 31, 21, 11]) == ((0, 2), (3, 2), (6, 1))
-    assert index.lookup([]) == ()
-    assert index.pages == 7
-
-
 prompts = st.lists(st.lists(st.integers(0, 2), max_size=12), max_size=12)
 
 

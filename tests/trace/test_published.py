@@ -65,13 +65,6 @@ def test_a_trace_is_downloaded_checked_and_ready(server, offer, tmp_path, capsys
     assert recognise(str(path))[0].name == "mooncake"
 
 
-def test_it_is_downloaded_once(server, offer):
-    offer(hashlib.sha256(CONTENT).hexdigest())
-    assert main(["trace", "fetch", "a"]) == 0
-    (server[0] / "a.jsonl").unlink()
-    assert main(["trace", "fetch", "a"]) == 0
-
-
 def test_other_content_is_refused_and_not_kept(server, offer, tmp_path, capsys):
     offer("0" * 64)
     assert main(["trace", "fetch", "a"]) == 2
@@ -136,11 +129,6 @@ def test_the_names_are_listed(capsys, tmp_path, monkeypatch):
     shown = capsys.readouterr().out
     assert all(name in shown for name in TRACES)
     assert "Apache-2.0" in shown and str(tmp_path) in shown
-
-
-def test_a_misspelled_name_gets_a_suggestion(capsys):
-    assert main(["trace", "fetch", "mooncake_conversatio"]) == 2
-    assert "did you mean mooncake_conversation?" in capsys.readouterr().err
 
 
 def test_every_entry_is_complete():

@@ -15,7 +15,6 @@ from kvsim.trace.statistics import (
     WorkingSet,
     reuse_statistics,
     trace_statistics,
-    unlimited_hit_pages,
     uses_by_page,
 )
 from tests.workloads import paths_of
@@ -35,10 +34,6 @@ def request(index, tokens, *extents, session=-1, arrival_s=None):
 
 
 REQUESTS = [request(0, 10, (0, 3)), request(1, 10, (0, 3), session=4), request(2, 16, (0, 2), (3, 2)), request(3, 3, (9, 1))]
-
-
-def test_an_unlimited_cache_hits_what_an_earlier_prompt_began_with():
-    assert unlimited_hit_pages(REQUESTS) == [0, 3, 2, 0]
 
 
 def test_a_trace_in_numbers():

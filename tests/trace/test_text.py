@@ -11,7 +11,6 @@ from kvsim.api import load_trace, replay
 from kvsim.cli import main
 from kvsim.errors import TraceError, UsageError
 from kvsim.trace.openai import OpenAI
-from kvsim.trace.page_hasher import PageHasher
 from kvsim.trace.sharegpt import ShareGPT
 from kvsim.trace.tokenizer import Tokenizer
 from tests.trace.models import TEXT, make_model
@@ -105,13 +104,6 @@ def test_a_prompt_continues_the_answer_before_it(write, model, ids):
     for cache_output, pages in ((True, len(answered) // 4), (False, alone // 4)):
         found = replay(trace, f"rules.cache_output={cache_output}", "tiers.gpu.capacity=unlimited")
         assert found.hit_pages[:, 0].tolist() == [0, pages]
-
-
-def test_keys_are_those_of_the_tokens(write, model, ids):
-    source = OpenAI(path=write({"messages": TALK[:2]}), tokenizer=model)
-    keys = PageHasher(4).keys(ids(rendered(TALK[:2])))
-    of_page = source.page_keys(4)
-    assert [of_page(page) for page in range(len(keys))] == [key.to_bytes(16, "big") for key in keys]
 
 
 def test_a_batch_line_is_one_request(write, model, ids):

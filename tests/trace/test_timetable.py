@@ -49,19 +49,9 @@ def test_without_timestamps_everything_begins_at_once():
     ]
 
 
-def test_a_later_turn_without_times_follows_at_once():
-    lines = {"timestamp": 0, "session_id": "a"}, {"timestamp": 1000}, {"session_id": "a"}
-    assert place(*lines)[2] == (0.0, 0, 0.0, 0, 1)
-
-
 def test_a_session_may_begin_before_the_first_timestamp():
     lines = {"session_id": "a", "delay": 9}, {"session_id": "a", "delay": 500}, {"timestamp": 7000}, {"timestamp": 8000}
     assert [at[:3] for at in place(*lines)] == [(0.0, -1, 0.0), (0.5, 0, 0.5), (0.0, -1, 0.0), (1.0, -1, 0.0)]
-
-
-def test_dynamo_has_other_names():
-    lines = {"created_time": 500, "session_id": "a"}, {"created_time": 1000}, {"session_id": "a", "delay_ms": 250}
-    assert [at[:3] for at in place(*lines)] == [(0.0, -1, 0.0), (0.5, -1, 0.0), (0.25, 0, 0.25)]
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ def line(tokens, **more):
     return {"token_ids": tokens, "output_length": 3, **more}
 
 
-def extents(write, *lines, page_tokens=2, **settings):
+def runs(write, *lines, page_tokens=2, **settings):
     return [request.runs for request in Tokens(path=write(*lines), **settings).load(page_tokens).requests]
 
 
 def test_prompts_that_begin_alike_share_pages(write):
     lines = line([1, 2, 3, 4, 5]), line([1, 2, 9, 4]), line([1, 2, 3, 4, 5, 6])
-    assert extents(write, *lines) == [((0, 2),), ((0, 1), (2, 1)), ((0, 2), (3, 1))]
+    assert runs(write, *lines) == [((0, 2),), ((0, 1), (2, 1)), ((0, 2), (3, 1))]
 
 
 def test_a_line_is_a_request(write):
@@ -38,24 +38,12 @@ def test_timestamps_are_optional(write):
 def test_tenants_and_adapters_share_nothing(write):
     tokens = [1, 2]
     lines = line(tokens), line(tokens, tenant="a"), line(tokens, lora="a"), line(tokens, lora=7), line(tokens, tenant="a")
-    assert extents(write, *lines) == [((0, 1),), ((1, 1),), ((2, 1),), ((3, 1),), ((1, 1),)]
+    assert runs(write, *lines) == [((0, 1),), ((1, 1),), ((2, 1),), ((3, 1),), ((1, 1),)]
 
 
 def test_a_tenant_is_known_by_its_name(write):
     trace = Tokens(path=write(line([1, 2], tenant="a"), line([1, 2], tenant=7), line([1, 2]))).load(2)
     assert [request.tenant for request in trace.requests] == ["a", "7", ""]
-
-
-def test_placeholders_of_different_images_share_nothing(write):
-    tokens = [5, 5, 0, 0, 6, 6]
-    cat, dog = [[2, 4, "cat"]], [[2, 4, "dog"]]
-    lines = line(tokens, multimodal=cat), line(tokens, multimodal=dog), line(tokens, multimodal=cat)
-    assert extents(write, *lines) == [((0, 3),), ((0, 1), (3, 2)), ((0, 3),)]
-
-
-def test_a_line_may_have_a_priority(write):
-    requests = Tokens(path=write(line([1], priority=2), line([2]))).load(2).requests
-    assert [request.priority for request in requests] == [2, 0]
 
 
 @pytest.mark.parametrize(
@@ -66,8 +54,6 @@ def test_a_line_may_have_a_priority(write):
         (line([1, -2]), "token_ids must be a list of non-negative integers"),
         (line([1.5]), "token_ids must be a list of non-negative integers"),
         (line([1 << 70]), "tokens must lie in 0 ... 2**63 - 1"),
-        (line([1], output_length=-1), "output_length must be 0 or more, not -1"),
-        (line([1], priority=1.5), "priority must be a whole number, not 1.5"),
         (line([1], tenant=1.5), "tenant must be a string or an integer"),
         (line([1], multimodal=[[0, 1]]), "multimodal must be a list of [start, stop, hash]"),
         (line([1], multimodal=[[0, 1, None]]), "multimodal must be a list of [start, stop, hash]"),

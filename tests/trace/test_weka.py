@@ -106,17 +106,6 @@ def test_a_request_without_a_recorded_duration_counts_as_answered_at_once(write)
     assert (requests[1].after, requests[1].delay_s) == (0, 5)
 
 
-def test_a_limit_keeps_the_requests_that_arrive_first(write):
-    requests = load(write, session(call(0, 4, [1, 1]), call(9, 4, [1, 1])), session(call(1, 4, [1, 1])), limit=2)
-    assert [(request.session, request.arrival_s) for request in requests] == [(0, 0), (1, 1)]
-
-
-def test_pages_may_be_smaller_or_larger_than_blocks(write):
-    lines = session(call(0, 15, [1, 3]), call(5, 12, [1, 1, 7, 2]))
-    assert [request.runs for request in load(write, lines, page_tokens=2)] == [((0, 6),), ((0, 2), (6, 4))]
-    assert [request.runs for request in load(write, lines, page_tokens=8)] == [((0, 1),), ((1, 1),)]
-
-
 def test_a_prompt_shorter_than_a_block_has_no_page(write):
     (request,) = load(write, session(call(0, 3, [])))
     assert (request.runs, request.prompt_pages) == ((), 0)

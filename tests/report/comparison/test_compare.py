@@ -74,10 +74,6 @@ def test_a_policy_is_called_by_its_choice_and_settings_stand_beside_it():
     }  # fmt: skip
 
 
-def test_a_policy_that_comes_from_no_group_is_called_by_its_class():
-    assert labels({"eviction": {"_target_": "mine.Own"}}, {}) == {"eviction": "Own"}
-
-
 def test_settings_that_follow_from_a_choice_are_not_shown_unless_set():
     small, large = {"model": "a", "model.layers": "2", "seed": "1"}, {"model": "b", "model.layers": "4", "seed": "1"}
     assert differing([small, large]) == ["model"]
@@ -119,16 +115,6 @@ def test_a_run_that_rejects_more_is_not_the_best(simulated: Outcome, replayed: O
     assert {place for place, at in comparison.best() if at == column} == {0}
 
 
-def test_the_page_loads_nothing_and_names_its_command(simulated: Outcome):
-    page = render_comparison([run_of(simulated, "<i>0", config("lru")), run_of(simulated, "1", config("fifo"))], "kvsim x <y>")
-    shown = Text(page)
-    assert not shown.names & {"src", "href", "srcset", "action"}
-    assert not set(shown.tags) & {"link", "iframe", "img", "object", "embed", "base"}
-    assert page.count("plotly.js v") == 1
-    assert "Reproduce</h2><pre>kvsim x &lt;y&gt;</pre>" in page
-    assert "<i>0" not in page
-
-
 def test_simulated_and_measured_runs_of_one_configuration_stand_side_by_side(simulated: Outcome):
     runs = [run_of(simulated, name, config("lru", substrate=name)) for name in ("simulated", "hardware")]
     for latency in ("mean", "p99"):
@@ -138,16 +124,6 @@ def test_simulated_and_measured_runs_of_one_configuration_stand_side_by_side(sim
     start = shown.cells.index("simulated, hardware: TTFT mean (s)")
     assert shown.cells[start : start + 4] == ["simulated, hardware: TTFT mean (s)", "3.00", "2.00", "+50.0%"]
     assert "Simulated against measured" not in render_comparison(runs[:1], "kvsim")
-
-
-def test_a_hit_rate_is_drawn_where_there_are_several_capacities(simulated: Outcome):
-    alike = [run_of(simulated, name, config("lru")) for name in "01"]
-    assert "Hit rate by gpu capacity" not in render_comparison(alike, "kvsim")
-    larger = run_of(simulated, "2", config("lru", "8pages"))
-    for run in (*alike, larger):
-        assert run.result is not None
-        run.result["tiers"]["gpu"]["capacity_pages"] = 8 if run is larger else 4
-    assert "Hit rate by gpu capacity" in render_comparison([*alike, larger], "kvsim")
 
 
 def test_the_front_has_what_nothing_beats_in_both():

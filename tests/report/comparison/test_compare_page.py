@@ -127,11 +127,6 @@ def test_a_seed_of_the_trace_that_was_set_is_a_setting(run: Maker) -> None:
     assert Comparison(runs).same_results() == ["The seed made no difference to any configuration."]
 
 
-def test_equal_seeds_are_not_repetitions(run: Maker) -> None:
-    comparison = Comparison([run("lru", 0.1), run("lru", 0.2)])
-    assert len(comparison.cases) == 2 and not comparison.has_seeds and means_csv(comparison.runs) is None
-
-
 def test_identical_results_are_named(run: Maker) -> None:
     lines = Comparison([run("lru", 0.3), run("arc", 0.3), run("fifo", 0.2), run("lru", 0.3, 8)]).same_results()
     assert lines == [

@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from kvsim.engine.link_use import LinkUse
 from kvsim.engine.outcome import Outcome
 from kvsim.errors import UsageError
 from kvsim.report.validation.recording import Recording, recorded
-from kvsim.report.validation.validation import compare, failures, print_validation, render_validation, write_validation
+from kvsim.report.validation.validation import compare, failures, render_validation, write_validation
 from kvsim.results.result import RunRecord, summarize
 from kvsim.results.tolerances import Tolerances
 from tests.outcomes import make_outcome
@@ -129,13 +128,6 @@ def test_the_folder_has_the_record_and_a_page_of_its_own(tmp_path: Path) -> None
     assert "Time to first token by request" in page and "NVIDIA H200" in page
     assert not {name for name, _ in Page(page).attributes} & {"src", "href", "srcset", "action"}
     assert render_validation(record) == page
-
-
-def test_the_tables_fit_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    print_validation(compared(SIMULATED, run(HITS, [1.0, 2.0, 3.0, 2.0], 1000, substrate="hardware")), Console(width=100))
-    shown = capsys.readouterr().out
-    assert "FAILS" in shown and "holds" in shown and "25.00%" in shown
-    assert max(len(line) for line in shown.splitlines()) <= 100
 
 
 @pytest.mark.parametrize(("name", "value"), [("hit_rate", -0.1), ("identical", 1.5), ("ttft_p99", float("nan"))])

@@ -31,6 +31,7 @@ def test_two_engines_share_the_host_and_decide_as_simulated(tmp_path):
     assert found["page_moves"] == {name: n_bytes // PAGE_BYTES for name, n_bytes in moved.items()}
 
 
+@pytest.mark.long
 def test_engines_with_their_own_cpu_tiers_keep_apart(tmp_path):
     settings = [*tiers(8, 8), "cluster.engines=2", "tiers.cpu.scope=engine"]
     real = serve(plan(tmp_path, *settings), in_turn("abcd", "klmn", "pqrs", "tuvw", "abcd", "klmn"))

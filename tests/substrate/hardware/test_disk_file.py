@@ -156,11 +156,6 @@ def test_lists_of_many_threads_do_not_disturb_each_other(disk: Open) -> None:
     assert done == [True] * 24 and not faults(file)
 
 
-def test_an_empty_list_is_done_at_once(disk: Open) -> None:
-    nothing = np.zeros(0, dtype=np.int64)
-    assert disk().read(nothing, [], memory(1, BLOCK_BYTES), nothing, cancelled=lambda: False).result(timeout=0) == 0
-
-
 # --- restarts --------------------------------------------------------------------------------------------------------
 
 
@@ -234,8 +229,8 @@ def test_a_file_that_ends_early_brings_what_is_there(disk: Open, tmp_path: Path)
     assert set(disk().recovered()) == {key(slot) for slot in range(5)}, "what lay behind the end is known to be gone"
 
 
-@pytest.mark.parametrize("sector", range(10))
-@pytest.mark.parametrize("byte", [b"\x00", b"\xff", b"\x5a"])
+@pytest.mark.parametrize("sector", [0, 3, 8, 9])
+@pytest.mark.parametrize("byte", [b"\x00", b"\x5a"])
 def test_a_damaged_sector_of_the_index_costs_the_pages_in_it(disk: Open, tmp_path: Path, sector: int, byte: bytes) -> None:
     """Sectors of 512 bytes: eight of the header, and two of the entries of 25 slots; what is lost is a miss."""
     pages = {slot: slot + 100 for slot in range(25)}
@@ -258,7 +253,7 @@ def test_a_damaged_sector_of_the_index_costs_the_pages_in_it(disk: Open, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["pages.index", "pages.data"])
-@pytest.mark.parametrize("n_bytes", [0, 1, 15, 24, 4095, 4096, 4100, 4136, 9000])
+@pytest.mark.parametrize("n_bytes", [0, 24, 4095, 4136])
 def test_a_file_cut_anywhere_costs_pages_only(disk: Open, tmp_path: Path, name: str, n_bytes: int) -> None:
     pages = {slot: slot + 100 for slot in range(3)}
     write(disk(3), pages)
@@ -286,19 +281,6 @@ def test_a_folder_or_a_loop_in_place_of_a_file_is_named(disk: Open, tmp_path: Pa
         disk()
     path.rmdir()
     assert write(disk(), {0: 2}) == 1, "the lock is free again"
-
-
-def test_an_entry_with_an_impossible_order_is_dropped(disk: Open) -> None:
-    """Its seal is right, so it was made with a purpose; without the check, no entry could follow it."""
-    file = disk(2)
-    write(file, {0: 1, 1: 2})
-    entries = file.index._entries
-    entries["order"][1] = 2**64 - 1
-    entries["seal"][1] = file.index._seals(np.array([1]))[0]
-    del entries
-    file = disk(2)
-    assert list(file.recovered()) == [key(1)]
-    assert write(file, {1: 3}) == read(file, {1: 3}) == 1
 
 
 def test_a_page_that_was_never_written_is_missing(disk: Open) -> None:
@@ -461,12 +443,6 @@ def test_a_folder_that_cannot_be_used_is_refused(disk: Open, tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"disk.folder: cannot write to .*/file: "):
         DiskFile(tmp_path / "file", pages=1, page_bytes=1)
-
-
-@pytest.mark.parametrize("name", ["pages", "page_bytes", "threads"])
-def test_numbers_are_at_least_one(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):
-        DiskFile(tmp_path, **{"pages": 1, "page_bytes": 1, "threads": 1, name: 0})
 
 
 def test_lists_that_do_not_fit_are_refused(disk: Open) -> None:

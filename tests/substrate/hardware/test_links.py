@@ -107,14 +107,6 @@ def test_a_cancelled_flight_moves_nothing_and_delays_nothing(device):
         assert not both.loads.is_busy and not meter.is_busy and meter.used().bytes == 0
 
 
-def test_an_empty_flight_ends(device):
-    with HostLinks(device) as both:
-        store, done = flight(both.book, [], [])
-        both.stores.send(store)
-        both.clock.run()
-        assert done.value == 0
-
-
 def test_a_queue_is_as_long_as_what_is_asked_for_takes():
     meter = Meter(100.0)
     assert meter.queued_s() == 0 and not meter.is_busy

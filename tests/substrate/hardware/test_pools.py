@@ -63,12 +63,6 @@ def test_a_shared_pool_is_the_same_memory_wherever_it_is_mapped():
     assert first.rows[4, 0] == 1, "mappings outlive the descriptors"
 
 
-def test_layers_are_contiguous_on_the_gpu(device):
-    made = gpu_pool(device)
-    assert made.pages.shape == (3, 5, 4096)
-    made.close()
-
-
 def test_pages_are_sent_to_another_pool_by_its_address(device):
     """As two processes without GPUs do it; here both pools are one process's."""
     if device.type == "cuda":

@@ -13,20 +13,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from kvsim.core.cache import Cache  # noqa: E402
-from kvsim.core.rules import Rules  # noqa: E402
-from kvsim.engine.job import Job  # noqa: E402
-from kvsim.engine.mover import Mover  # noqa: E402
-from kvsim.engine.substrate import LOST, Work  # noqa: E402
+from kvsim.engine.substrate import LOST  # noqa: E402
 from kvsim.errors import UsageError  # noqa: E402
-from kvsim.policies.eviction.lru import LRU  # noqa: E402
-from kvsim.policies.placement.write_through import WriteThrough  # noqa: E402
 from kvsim.substrate.hardware.orders import DecodePages  # noqa: E402
 from kvsim.substrate.hardware.process.remote_gpu import GpuLost  # noqa: E402
-from tests.core.small import make_tiers  # noqa: E402
 from tests.substrate.hardware import pair as machine  # noqa: E402
-from tests.substrate.hardware.pair import NOTHING, PAGE_TOKENS, copy, is_running, opened, run, some, step  # noqa: E402
-from tests.workloads import make_request  # noqa: E402
+from tests.substrate.hardware.pair import NOTHING, copy, is_running, opened, run, some, step  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +52,7 @@ def test_a_page_that_one_process_wrote_is_loaded_and_verified_by_another(pair):
     assert verified(pair) == (before[0] + 3, 0, 0)
 
 
+@pytest.mark.long
 def test_a_wrong_page_is_found_in_the_process_that_uses_it():
     """Its own machine: wrong words stay counted."""
     substrate = opened()
@@ -140,68 +133,6 @@ def test_a_copy_that_has_not_begun_is_dropped_when_it_is_cancelled(pair):
     assert values[0] == 20 and values[-1] == 0 and set(values) <= {0, 20}
 
 
-class Host:
-    """Two GPU tiers over one CPU tier and a disk, in one cache, each served by its own process."""
-
-    def __init__(self, substrate):
-        shape = (("gpu", ()), ("gpu", ()), ("cpu", (0, 1)), ("disk", (2,)))
-        placements = [WriteThrough() for _ in range(3)]
-        tiers, edges = make_tiers(
-            (20, 20, 10, 100), [LRU() for _ in range(4)], placements, slots=True, page_tokens=PAGE_TOKENS, shape=shape
-        )
-        for number, tier in enumerate(tiers[:2]):
-            tier.name, tier.owner = "gpu", number
-        self.cache = Cache(tiers, edges, Rules(), PAGE_TOKENS)
-        self.substrate, self.env = substrate, substrate.env
-        self.mover = Mover(substrate, self.cache)
-
-    def serve(self, engine, pages):
-        """Serve a request on one engine: its hits by tier."""
-        cache, now = self.cache, self.env.now
-        request = make_request(pages, prompt_tokens=len(pages) * PAGE_TOKENS + 1, output_tokens=1)
-        lease = cache.match(request, cache.tiers[engine])
-        hits = lease.gpu_pages, lease.pages_at(1), lease.far_pages
-        assert cache.admit(lease, len(pages) + 1, now, lease.lower_pages)
-        while (claim := cache.claim(lease, now)).waits:
-            self.mover.submit(claim.waits)
-            yield self.mover.end_of(claim.waits[-1])
-        job = Job(request, now)
-        job.lease, job.computed = lease, sum(hits) * PAGE_TOKENS
-        if lease.has_load:
-            self.mover.submit(cache.lower.load(lease, now).transfers)
-        loads = lease.arriving()
-        while any(not load.begun for load in loads):
-            yield self.mover.end_of(next(one for load in loads for one in load.after if not one.done))
-        tokens = request.prompt_tokens - job.computed
-        work = Work(chunks=[(tokens, job.computed)], prefilling=[(job, tokens)], sampled_tokens=1, engine=engine)
-        yield self.substrate.compute(work, [load for load in loads if not load.done])
-        self.mover.submit(cache.insert(lease, now))
-        self.mover.submit(cache.finish(lease, now))
-        while cache.in_flight:
-            yield self.mover.end_of(next(iter(cache.in_flight)))
-        cache.check()
-        return hits
-
-
-def test_what_one_engine_computes_the_other_loads_from_host_memory_and_from_disk(pair):
-    """The CPU tier holds 10 pages: after 12 others, the first prompt is only on disk."""
-    host, before = Host(pair), verified(pair)
-
-    def story():
-        hits = []
-        for engine, pages in ((0, range(6)), (1, range(6)), (0, range(6)), (1, range(20, 26)), (1, range(30, 36))):
-            hits.append((yield pair.env.process(host.serve(engine, list(pages)))))
-        host.cache.transfers.eviction.evict(host.cache.tree.root.children[0], host.cache.tiers[0], pair.env.now)
-        hits.append((yield pair.env.process(host.serve(0, list(range(6))))))
-        return hits
-
-    hits = run(pair, story())
-    assert hits == [(0, 0, 0), (0, 6, 0), (6, 0, 0), (0, 0, 0), (0, 0, 0), (0, 0, 6)]
-    assert verified(pair) == (before[0] + 18, 0, 0)
-    used = {(use.name, use.owner) for use in pair.link_use()}
-    assert used >= {("gpu-cpu", 0), ("cpu-gpu", 0), ("gpu-cpu", 1), ("cpu-gpu", 1), ("cpu-disk", 0), ("disk-cpu", 0)}
-
-
 def test_a_killed_process_is_noticed_and_the_other_goes_on():
     substrate, lost = opened(), []
     pids = [gpu.pid for gpu in substrate.gpus]
@@ -253,6 +184,7 @@ def test_processes_end_when_the_one_that_started_them_is_killed():
     assert len(pids) == 2 and not any(is_running(pid) for pid in pids)
 
 
+@pytest.mark.long
 def test_a_loss_that_nobody_handles_ends_the_run():
     substrate = opened(engines=2, cpu_pages=0)
     try:

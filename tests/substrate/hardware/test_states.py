@@ -29,6 +29,10 @@ HYBRID = (
 """An attention layer and a recurrent one; a page has 512 bytes, a state 1,600: four pages."""
 STORY = ("abcd", "abcx", "klmn", "abcdef", "pq", "klmno", "abcd")
 OWN = ("tiers.gpu.states=2states", "tiers.cpu.states=12states")
+either_room = pytest.mark.parametrize(
+    "rooms", [pytest.param(OWN, id="own"), pytest.param((), id="shared", marks=pytest.mark.long)]
+)
+"""States in memory of their own, or in pages, as other tests of this file have them."""
 
 
 def run_both(folder, words, *settings):
@@ -52,7 +56,7 @@ def test_states_with_memory_of_their_own_are_as_simulated_and_right(tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("placement", ["write_through", "write_back"])
+@pytest.mark.parametrize("placement", [pytest.param("write_through", marks=pytest.mark.long), "write_back"])
 def test_states_in_pages_are_as_simulated_and_right_in_all_tiers(placement, tmp_path):
     settings = [*tiers(14, 14, 90), f"placement={placement}", "checkpoint=last"]
     real = run_both(tmp_path, (*STORY, *STORY), *settings)
@@ -60,7 +64,7 @@ def test_states_in_pages_are_as_simulated_and_right_in_all_tiers(placement, tmp_
     assert real.hardware["verified_states"] == real.checkpoints["used"] > 0
 
 
-@pytest.mark.parametrize("rooms", [OWN, ()], ids=["own", "shared"])
+@either_room
 def test_detached_states_are_kept_when_their_pages_leave(rooms, tmp_path):
     settings = [*tiers(9, 40), *rooms, "checkpoint=every_page", "checkpoint.detached=true", "checkpoint.detached_states=3"]
     settings += ["checkpoint.max_states_per_path=1"]
@@ -78,7 +82,7 @@ def test_a_request_may_push_out_the_detached_state_that_it_begins_from(tmp_path)
     assert real.hardware["verified_states"] == 3
 
 
-@pytest.mark.parametrize("rooms", [OWN, ()], ids=["own", "shared"])
+@either_room
 def test_the_state_after_an_answer_is_what_a_follow_up_begins_from(rooms, tmp_path):
     """The first answer completes the prompt's third page and one more, which the second prompt goes on with."""
     first = Request(
@@ -95,7 +99,7 @@ def test_the_state_after_an_answer_is_what_a_follow_up_begins_from(rooms, tmp_pa
     assert (found["verified_pages"], found["verified_states"], found["wrong_words"]) == (4, 1, 0)
 
 
-@pytest.mark.parametrize("rooms", [OWN, ()], ids=["own", "shared"])
+@either_room
 def test_many_at_a_time_begin_from_right_states(rooms, tmp_path):
     """Small steps, so that chunks of several requests mix with decodes, and states come and go meanwhile."""
     words = ("abcd", "klm", "abcdef", "abxy", "klmno", "abcdef", "abcd", "klmno")
@@ -151,8 +155,6 @@ def test_a_state_that_has_changed_is_found_out(rooms, pool, tmp_path):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["checkpoint.detached=true"], "checkpoint.detached_states is null: substrate=hardware needs a number"),
-        (["tiers.gpu.states=unlimited"], "tiers.gpu.states is unlimited: substrate=hardware needs a size"),
         (
             ["tiers.cpu.capacity=20pages", "tiers.disk.capacity=20pages", "disk.folder=kept"],
             "disk.folder: recurrent states cannot",
@@ -168,6 +170,7 @@ def test_what_hardware_cannot_do_with_states_is_refused(words, problem, tmp_path
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_a_validation_of_a_hybrid_model_hits_the_same(tmp_path, monkeypatch):
     prompts = [list(range(13)), [*range(12), 99], [*range(8), 7, 7, 7, 7, 7]]
     lines = [{"timestamp": 3000 * at, "token_ids": ids, "output_length": 2} for at, ids in enumerate(prompts)]

@@ -137,8 +137,3 @@ def test_sizes_and_traffic_decide_the_method():
     assert [known.load_method(10, page, is_shared=True) for page in (299, 300)] == ["kernel", "staged"]
     assert [known.store_method(10, page) for page in (699, 700)] == ["kernel", "staged"]
     assert known.store_method(1000, 1000) == known.load_method(1000, 1000, is_shared=True) == "memcpy"
-
-
-def test_a_setting_that_is_not_above_zero_is_refused():
-    with pytest.raises(ValueError, match="programs must be at least 1, not 0"):
-        CopyRule(programs=0)

@@ -51,7 +51,11 @@ MODELS = {
     "mixed": MIXED,
 }  # fmt: skip
 STATES = 6
-every_model = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+QUICK = ("dense", "experts", "latent", "hybrid")
+every_model = pytest.mark.parametrize(
+    "model",
+    [pytest.param(model, id=name, marks=() if name in QUICK else pytest.mark.long) for name, model in MODELS.items()],
+)
 
 
 def transformer(model: ModelSpec, device: "torch.device", pages: int = 24) -> Transformer:
@@ -220,7 +224,14 @@ def test_a_step_is_the_models_arithmetic(model, device):
     assert float((logits.double() - expected).norm() / expected.norm()) < 1e-5
 
 
-@pytest.mark.parametrize(("model", "allowed"), [(TINY, 2e-2), (LATENT, 2e-2), (HYBRID, 6e-2)], ids=["dense", "latent", "hybrid"])
+@pytest.mark.parametrize(
+    ("model", "allowed"),
+    [
+        pytest.param(TINY, 2e-2, id="dense"),
+        pytest.param(LATENT, 2e-2, id="latent", marks=pytest.mark.long),
+        pytest.param(HYBRID, 6e-2, id="hybrid", marks=pytest.mark.long),
+    ],
+)
 def test_bf16_is_near(model, allowed, device):
     """Five layers, three of them recurrent, add up more errors than two."""
     ours = transformer(replace(model, kv_dtype_bytes=2, weight_dtype_bytes=2), device)

@@ -33,14 +33,6 @@ def test_timers_are_due_in_real_time_and_do_not_drift():
     assert all(elapsed >= now for now, elapsed in seen)
 
 
-def test_time_begins_with_the_run():
-    clock = WallClock()
-    assert clock.now == clock.elapsed_s() == 0
-    clock.timeout(0.01)
-    clock.run()
-    assert clock.now == pytest.approx(0.01)
-
-
 def test_another_thread_ends_the_sleep():
     clock = WallClock()
     event, order = clock.expect(), []

@@ -57,22 +57,6 @@ def test_what_was_simulated_is_found_again(share: float, warming_s: float, burst
     assert found.time_s == pytest.approx(warming_s, rel=0.1)
 
 
-def test_an_expectation_that_is_a_little_too_short_seems_an_overhead() -> None:
-    """Steps take two percent more than expected. Rest still makes them a tenth faster, but the time constant suffers."""
-    found = warming([replace(step, busy_s=step.busy_s / 1.02) for step in course(0.9, 0.2, TURNS)])
-    assert 0.001 < found.overhead_s < 0.004
-    assert found.rested_share == pytest.approx(0.9, abs=0.02)
-    assert 0.1 < found.time_s < 0.3
-
-
-def test_an_expectation_that_is_a_little_too_long_seems_a_rest() -> None:
-    """Steps take two percent less than expected, and a tenth less after a rest. There is no overhead below 0."""
-    found = warming([replace(step, busy_s=step.busy_s * 1.02) for step in course(0.9, 0.2, TURNS)])
-    assert found.overhead_s == 0.0
-    assert found.rested_share == pytest.approx(0.9 / 1.02, abs=0.01)
-    assert 0.2 < found.time_s < 0.7
-
-
 @pytest.mark.parametrize(("short", "overhead_s"), [(4, 0.001), (2, 0.0)])
 def test_a_long_step_counts_for_more_than_a_short_one_but_not_by_its_length(short: int, overhead_s: float) -> None:
     """Of steps on a busy GPU, nine take what is expected, and some of a ninth of their length a millisecond more: three times the
@@ -88,21 +72,6 @@ def test_a_long_step_counts_for_more_than_a_short_one_but_not_by_its_length(shor
 def test_nothing_is_found_if_rest_would_take_all_of_a_step() -> None:
     """The first of ten steps takes a thousandth of what is expected, whatever the time constant."""
     assert warming([TimedStep(0.0, 6e-5, 0.06), *in_a_row([6e-5] * 9)]) == Warming()
-
-
-def test_a_busy_gpu_that_is_slower_now_and_then() -> None:
-    """In the middle of each turn but the shortest, steps take a tenth longer for a tenth of a second."""
-    steps, found = course(0.87, 0.1, TURNS * 3), list[TimedStep]()
-    late_s, began_s = 0.0, -math.inf
-    for at, step in enumerate(steps):
-        if at == 0 or step.begin_s > steps[at - 1].begin_s + steps[at - 1].took_s + 1e-9:
-            began_s = step.begin_s
-        more_s = 0.1 * step.took_s if 0.1 < step.begin_s - began_s < 0.25 else 0.0
-        found.append(replace(step, begin_s=step.begin_s + late_s, took_s=step.took_s + 0.001 + more_s))
-        late_s += 0.001 + more_s
-    estimate = warming(found)
-    assert estimate.overhead_s == pytest.approx(0.001, abs=0.0005)
-    assert estimate.rested_share == pytest.approx(0.87, abs=0.015)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -132,31 +101,12 @@ def test_an_interrupted_step_tells_nothing_but_warms_the_gpu() -> None:
         assert (found.rested_share, found.time_s) == pytest.approx((0.9, 0.2), rel=0.08)
 
 
-def test_steps_that_are_much_faster_count() -> None:
-    """After each of these rests the GPU is as cold as it gets, and a step takes a quarter less."""
-    found = warming(course(0.7, 0.2, [(3.0, 0.3)] * 4 + [(0.01, 3.0)]))
-    assert found.rested_share == pytest.approx(0.7, abs=0.02)
-
-
 def test_a_gpu_that_rest_does_not_make_faster() -> None:
     assert warming(in_a_row([0.06] * 20)) == Warming()
     slower_at_first = warming(in_a_row([0.066, 0.063] + [0.06] * 20))
     assert (slower_at_first.rested_share, slower_at_first.time_s) == (1.0, Warming().time_s)
     too_few = in_a_row([0.06 - 0.01 * 0.5**at for at in range(FEWEST - 1)])
     assert warming(too_few) == warming([]) == Warming()
-
-
-def test_short_steps_count_for_little() -> None:
-    """At the end of every rest, one of a millisecond takes longer and not less."""
-    steps, ended_s = course(0.9, 0.2, TURNS), -1.0
-    found = list[TimedStep]()
-    for step in steps:
-        if step.begin_s > ended_s + 0.005:
-            found.append(TimedStep(step.begin_s - 0.002, 0.0011, 0.001))
-        found.append(step)
-        ended_s = step.begin_s + step.took_s
-    assert len(found) == len(steps) + len(TURNS)
-    assert warming(found).rested_share == pytest.approx(warming(steps).rested_share, abs=0.01)
 
 
 def test_the_coldness_during_each_step() -> None:

@@ -77,10 +77,6 @@ def test_copies_that_begin_with_a_step_delay_its_launch() -> None:
     assert [steps.leap_s(decode, count) - steps.leap_s(alone, count) for count in (1, 5)] == [20, 20]
 
 
-def test_the_head_is_applied_to_sampled_tokens_only() -> None:
-    assert roofline().leap_s(Work(chunks=[(1, 0)], sampled_tokens=1), 1) == 60 + 8 + 20
-
-
 def test_a_step_reads_all_weights_and_the_keys_and_values_of_what_it_attends_to() -> None:
     work = Work(chunks=[(3, 10)], decode_requests=2, decode_context_tokens=50)
     assert roofline(flops_per_s=1e9, memory_bytes_per_s=1).leap_s(work, 1) == 80 + 4 * (10 + 3 + 2 + 50)
@@ -119,11 +115,6 @@ def test_the_slower_side_counts_and_the_overhead_is_added() -> None:
     assert roofline(flops_per_s=0.5, memory_bytes_per_s=1, overhead_s=0.5).leap_s(work, 1) == max(136, 84) + 0.5
 
 
-def test_each_step_of_a_leap_attends_to_a_token_more_a_request() -> None:
-    leap = Work(decode_requests=2, decode_context_tokens=50, max_steps=3)
-    assert roofline().leap_s(leap, 3) == sum(2 * 80 + 8 * (50 + 2 * step) for step in range(3))
-
-
 WORK = st.builds(Work, decode_requests=st.integers(1, 300), decode_context_tokens=st.integers(0, 100_000))
 RATES = st.floats(1.0, 1e6)
 
@@ -160,9 +151,3 @@ def test_a_leap_that_is_stopped_ends_with_the_step_under_way(
     elapsed_s = roof.leap_s(work, steps) * fraction
     expected = next((done for done in range(1, steps) if roof.leap_s(work, done) >= elapsed_s), steps)
     assert roof.steps_by(work, elapsed_s, steps) == expected
-
-
-def test_a_leap_that_is_stopped_on_a_boundary_ends_there() -> None:
-    work = Work(decode_requests=2, decode_context_tokens=50)
-    roof = roofline()
-    assert [roof.steps_by(work, roof.leap_s(work, done), 5) for done in (1, 2, 5)] == [1, 2, 5]

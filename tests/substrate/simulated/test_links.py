@@ -56,12 +56,6 @@ class Bench:
         return [self.ended[name][0] for name in self.flows]
 
 
-def test_bytes_take_their_number_over_the_rate() -> None:
-    bench = Bench()
-    bench.send("a", 3, 50)
-    assert bench.run() == {"a": (8, 50)}
-
-
 def test_latency_delays_the_end_but_not_the_next_transfer() -> None:
     bench = Bench(latency_s=0.5)
     bench.send("a", 0, 50)
@@ -80,21 +74,6 @@ def test_a_channel_is_busy_until_the_last_byte_has_arrived() -> None:
     assert use.intervals[:, :2].ravel().tolist() == seconds([0, 5.5, 5.5, 10.5, 20, 21.5]), "one after another"
 
 
-def test_first_come_first_served() -> None:
-    bench = Bench()
-    for name, at, n_bytes in (("a", 0, 50), ("b", 1, 10), ("c", 2, 20), ("d", 20, 10)):
-        bench.send(name, at, n_bytes)
-    assert bench.ends() == seconds([5, 6, 8, 21])
-
-
-def test_equal_shares() -> None:
-    bench = Bench(is_shared=True)
-    bench.send("a", 0, 50)
-    bench.send("b", 1, 10)
-    # From 1 on each gets 5 a second: b ends at 3. Then a has 30 left.
-    assert bench.ends() == seconds([6, 3])
-
-
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_nothing_to_carry_takes_no_time(is_shared: bool) -> None:
     bench = Bench(is_shared=is_shared)
@@ -107,16 +86,6 @@ def test_nothing_to_carry_takes_no_time(is_shared: bool) -> None:
     assert bench.channels[0].used().transfers == 3
 
 
-@pytest.mark.parametrize("is_shared", [False, True])
-def test_a_cancelled_transfer_has_brought_what_had_left(is_shared: bool) -> None:
-    bench = Bench(is_shared=is_shared)
-    bench.send("a", 0, 50)
-    bench.cancel("a", 2)
-    assert bench.run() == {"a": (2, 20)}
-    use = bench.channels[0].used()
-    assert (use.bytes, use.transfers, use.busy_s) == (20, 1, 2)
-
-
 def test_cancelling_twice_or_too_late_does_nothing() -> None:
     bench = Bench()
     bench.send("a", 0, 50)
@@ -125,31 +94,6 @@ def test_cancelling_twice_or_too_late_does_nothing() -> None:
     bench.send("b", 10, 10)
     bench.cancel("b", 12)
     assert bench.run() == {"a": (2, 20), "b": (11, 10)}
-
-
-def test_both_directions_slow_each_other_down_only_while_both_are_busy() -> None:
-    bench = Bench(10, 10, totals=[(15, (0, 1))])
-    bench.send("there", 0, 100)
-    bench.send("back", 2, 15, channel=1)
-    # Both at 7.5 from 2 to 4; 65 bytes are left then.
-    assert bench.ends() == seconds([4 + 6.5, 4])
-
-
-def test_of_several_totals_the_tightest_counts() -> None:
-    bench = Bench(10, 10, 10, totals=[(15, (0, 1, 2)), (8, (0, 1))])
-    bench.send("down", 0, 16)
-    bench.send("also down", 0, 16, channel=1)
-    bench.send("up", 0, 20, channel=2)
-    # The total of all three leaves half of its speed to each, that of the first two only 4 a second: 4, 4 and 5 a second.
-    bench.send("later", 4, 10, channel=2)
-    assert bench.ends() == seconds([4, 4, 4, 5])
-
-
-def test_channels_without_a_total_in_common_do_not_slow_each_other_down() -> None:
-    bench = Bench(10, 10, 10, totals=[(12, (0, 1)), (12, (1, 2))])
-    bench.send("left", 0, 50)
-    bench.send("right", 0, 50, channel=2)
-    assert bench.ends() == seconds([5, 5])
 
 
 def test_intervals_are_in_order_of_start() -> None:

@@ -59,29 +59,6 @@ def carried(plans: list[Plan], *, pages_per_s: int = 1, is_shared: bool = False)
     return results, channel
 
 
-HALF = [Fraction(1), Fraction(1, 2)]
-"""Two ranks, one half as fast as the other."""
-
-
-def test_a_transfer_ends_with_its_slowest_rank() -> None:
-    results, channel = carried([Plan(at=0, pages=8, speeds=HALF)])
-    assert results == [(16.0, [8, 8])]
-    assert (channel.used().bytes, channel.used().busy_s) == (8 * PAGE, 16.0)
-
-
-def test_a_cancelled_transfer_has_brought_other_pages_on_every_rank() -> None:
-    """After 6.5 s, 6.5 pages of one rank have left and 3.25 of the other: half of a page's bytes are each rank's."""
-    results, channel = carried([Plan(at=0, pages=8, speeds=HALF, cancel_at=Fraction(13, 2)), Plan(at=1, pages=1, speeds=HALF)])
-    assert results == [(6.5, [6, 3]), (8.5, [1, 1])]
-    assert channel.used().bytes == (6.5 + 3.25) / 2 * PAGE + PAGE
-
-
-def test_a_slow_rank_that_fails_ends_the_transfer_earlier() -> None:
-    assert carried([Plan(at=0, pages=8, speeds=HALF, limits=[8, 5])])[0] == [(10.0, [8, 5])]
-    assert carried([Plan(at=0, pages=8, speeds=HALF, limits=[8, 2])])[0] == [(8.0, [8, 2])]
-    assert carried([Plan(at=2, pages=8, speeds=HALF, limits=[0, 0])])[0] == [(2.0, [0, 0])]
-
-
 @pytest.mark.parametrize(
     ("limits", "carried_pages", "expected"),
     [

@@ -55,17 +55,6 @@ def test_the_first_step_after_a_rest_gains_most() -> None:
     assert third == pytest.approx(2 - 0.5 * cold * 2 * (1 - exp(-1))), "half of the warmth is gone"
 
 
-def test_a_short_step_is_as_much_faster_as_the_share_says_and_a_long_one_hardly() -> None:
-    assert Warmth(machine(0.9)).prefill_s(0.0, 1e-6) == pytest.approx(0.9e-6, rel=1e-5)
-    assert Warmth(machine(0.9)).prefill_s(0.0, 1e6) == pytest.approx(1e6 - 0.1 * 2)
-
-
-def test_a_step_that_waits_for_its_launch_is_not_faster() -> None:
-    assert Warmth(machine(0.5)).prefill_s(0.0, 3.0, launch_s=3.0) == 3.0
-    assert Warmth(machine(0.5)).prefill_s(0.0, 3.2, launch_s=3.0) == 3.0
-    assert Warmth(machine(0.5)).prefill_s(0.0, 9.0, launch_s=3.0) == pytest.approx(9 - 0.5 * 2 * (1 - exp(-4.5)))
-
-
 def test_a_step_waits_for_the_launch_of_what_it_has() -> None:
     """Prefill of a token takes a second on a warm GPU, and decoding with ten tokens of context 5."""
     hardware = replace(machine(0.5), prefill_launch_s=3.0, chunk_launch_s=4.0, decode_launch_s=2.0)
