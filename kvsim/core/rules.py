@@ -103,6 +103,10 @@ class Rules:
     """The answer of a finished request is cached too: the full pages of prompt and answer, without the answer's last token,
     whose KV is never computed. Needs a trace with the tokens of its answers."""
 
+    def can_cache_answers(self, command: str, tiers: Sequence[str]) -> bool:
+        """Whether ``cache_output`` is supported on a command with the tiers of these names."""
+        return True
+
     def for_command(self, command: str, tiers: Sequence[str]) -> "Rules":
         """Return the rules that apply to a command with the tiers of these names: these, or kvsim's own if these do not cover it.
 

@@ -140,7 +140,7 @@ class MovingNodeCache(WholeNodeCache):
         """With write-back, note whether a node is on both GPU and host, and not being loaded."""
         if not self._writes_back:
             return
-        is_loading = any([isinstance(carrier, Loading) for carrier in node.transfers])
+        is_loading = any(isinstance(carrier, Loading) for carrier in node.transfers)
         if node.state[GPU] and node.state[CPU] == READY and not is_loading:
             self._on_both.setdefault(node)
         else:
@@ -241,7 +241,7 @@ class MovingNodeCache(WholeNodeCache):
             elif edge.wants_evicted(node, now) and self._copy(node, now):
                 self._copied([node])
                 self._demote(node)
-            elif any([below.pins[CPU] for below in node.descendants()]):
+            elif any(below.pins[CPU] for below in node.descendants()):
                 kept.append(node)
             else:
                 self._remove(node)
@@ -258,8 +258,8 @@ class MovingNodeCache(WholeNodeCache):
         self.make_room(pages, now)
         if gpu.pool.free < pages:
             raise RulesError(
-                f"tiers.cpu.capacity: {gpu.evictable_pages:,} pages cannot leave the GPU, since the host has no room for them and "
-                "pages below them are being stored: increase it"
+                f"tiers.cpu.capacity: {gpu.evictable_pages:,} pages cannot leave the GPU: host memory has no room for them, and "
+                "what follows on them is being stored; increase it"
             )
         return self.residency.take(gpu, pages)
 

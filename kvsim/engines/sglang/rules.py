@@ -63,11 +63,16 @@ class SGLangRules(Rules):
         """Whether the cache is that of SGLang 0.5.23."""
         return self.version == VERSIONS[0]
 
+    def can_cache_answers(self, command: str, tiers: Sequence[str]) -> bool:
+        return self.is_unified
+
     def check(self, command: str, tiers: Sequence[str]) -> None:
         super().check(command, tiers)
         for name, tier in (("load_min_tokens", "cpu"), ("version", "cpu"), ("prefetch_counts", "disk")):
             if tier not in tiers and getattr(self, name) != getattr(SGLangRules, name):
                 raise ValueError(f"{name} has no effect without a {NAMES[tier]} tier: set tiers.{tier}.capacity")
+        if "disk" in tiers and "cpu" not in tiers:
+            raise ValueError("SGLang's storage is read into host memory: set tiers.cpu.capacity")
         if not self.is_unified and "disk" in tiers:
             raise ValueError(f"version={self.version} has no disk tier: set tiers.disk.capacity=0, or version={VERSIONS[0]}")
         if not self.is_unified and self.cache_output:
@@ -170,7 +175,7 @@ def _check_below(edges: Sequence[Edge]) -> None:
         if not edge.lower.eviction.orders_by_last_use():
             policy = type(edge.lower.eviction).__name__
             raise ValueError(
-                f"SGLang's storage has no eviction policy of its own; what leaves it here was used least recently, not by {policy}: "
+                f"SGLang leaves evictions to its storage, where pages used least recently leave first here, not by {policy}: "
                 f"set eviction@tiers.disk.eviction=lru, {OWN}"
             )
 
