@@ -114,7 +114,10 @@ MISTAKES = [
             (["prefetch=break_even"], "BreakEvenPrefetch"),
         )
     ],
-    (["preset=sglang_storage", "tiers.disk.below=gpu"], "prefetch: ThresholdPrefetch reads ahead into the CPU tier"),
+    (
+        ["preset=sglang_hicache", "tiers.disk.below=gpu", "tiers.disk.capacity=1TiB"],
+        "prefetch: AdaptivePrefetch reads ahead into the CPU tier",
+    ),
 ]
 
 

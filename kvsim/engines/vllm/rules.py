@@ -37,7 +37,7 @@ class VLLMRules(Rules):
         if command == "simulate" and "cpu" in tiers:
             raise ValueError(f"vLLM's CPU offloading has no clock here: set tiers.cpu.capacity=0 for the GPU's schedule, {OWN}")
         if self.cache_output and not self.can_cache_answers(command, tiers):
-            raise ValueError(f"cache_output is not supported by vLLM's CPU offloading: set it to false, {OWN}")
+            raise ValueError(f"cache_output is not supported by vLLM's rules with a CPU tier: set it to false, {OWN}")
 
     def server(self, setup: CacheSetup) -> VLLMCache:
         return VLLMCache(setup.tiers, setup.edges, self, setup.page_tokens)
