@@ -46,7 +46,7 @@ class CacheSetup:
     prefill_chunk_tokens: int = 0
     """Prompt tokens that one step of a replay computes, by rules with ``prefills_in_chunks``; 0: whole prompts."""
     copy_steps: int = 0
-    """Steps of a replay between a copy and its acknowledgement, by rules with ``counts_steps``."""
+    """Steps of a replay from the beginning of a copy to its acknowledgement, by rules with ``counts_steps``."""
     prefetch: Any = None
     """The prefetch policy of a replay by rules with ``asks_prefetch``, bound already; None without a tier to read from."""
 

@@ -22,7 +22,8 @@ class ReplaySettings:
     """Prompt tokens that one step computes, under rules that prefill in chunks; 0: whole prompts, None: 8,192 for a model with
     recurrent layers, whole prompts for others."""
     copy_steps: int = 0
-    """Steps between a copy or a load and its acknowledgement, under rules that count steps; 0: the next one acknowledges it."""
+    """Steps from the beginning of a copy or a load to its acknowledgement, under rules that count steps; 0, as 1: the next step
+    acknowledges it."""
 
     def __post_init__(self) -> None:
         check_settings(self, Whole(1), "in_flight")

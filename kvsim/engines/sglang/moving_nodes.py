@@ -25,7 +25,8 @@ class Storing(Carrier):
 class MovingNodeCache(WholeNodeCache):
     """``WholeNodeCache`` with a host and, below it, storage. A node is on the GPU, on the host or on both.
 
-    step            a copy or a load is acknowledged in the ``copy_steps``-th step of the scheduler after the next one
+    step            a copy or a load is acknowledged ``copy_steps`` steps of the scheduler after it began, at the earliest in the
+                    next one
     copy            after a use, if placement wants it: the node and all above it that the host lacks, topmost first, up to the
                     first without room. Until it is acknowledged, the node and all above it stay on the GPU
     load            everything that only the host has of a path, or nothing if the GPU has no room. It stays until acknowledged

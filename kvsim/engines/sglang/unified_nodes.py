@@ -145,9 +145,8 @@ class UnifiedNodeCache(MovingNodeCache):
         lease, tokens = UnifiedLease(request, self.tree.root), self.page_tokens
         if self._recompute_last_token:
             lease.lookup_pages = request.lookup_pages(tokens)
-        if self._cache_output:
-            computed = request.prompt_tokens + max(request.output_tokens, 1) - 1
-            lease.runs = pad(join_answer(request), request, computed // tokens)
+        if self._cache_output and request.output_tokens:
+            lease.runs = pad(join_answer(request), request, (request.prompt_tokens + request.output_tokens - 1) // tokens)
         return lease
 
     def _look_up(self, lease: UnifiedLease) -> list[Node]:
