@@ -23,6 +23,9 @@ from tests.engines.small_unified import PLACEMENTS, STORED, Small, make_unified,
 from tests.policies.small import POLICIES, policy_of
 from tests.workloads import EXAMPLES, pages_of, random_requests, runs_of
 
+SEED_WITHOUT_ROOM = 0
+"""Draws requests for which a small host has no room."""
+
 # --- answers and chunks --------------------------------------------------------------------------------------------------
 
 
@@ -308,10 +311,10 @@ def test_a_storage_with_a_capacity_keeps_what_was_used_last() -> None:
 
 
 def test_a_host_that_cannot_keep_what_is_being_stored_ends_the_run_with_one_line() -> None:
+    requests = answered(random_requests(SEED_WITHOUT_ROOM, max_pages=9), SEED_WITHOUT_ROOM)
+    cache = make_unified(10, 3, write="write_back", storage=STORED, page_tokens=4)
     with pytest.raises(RulesError, match=r"tiers\.cpu\.capacity: .* pages cannot leave the GPU"):
-        for seed in range(400):
-            cache = make_unified(10, 3, write="write_back", storage=STORED, page_tokens=4)
-            play(cache, answered(random_requests(seed, max_pages=9), seed), in_flight=2)
+        play(cache, requests, in_flight=2)
 
 
 # --- slower models, any policies ---------------------------------------------------------------------------------------------

@@ -146,7 +146,8 @@ class UnifiedNodeCache(MovingNodeCache):
         if self._recompute_last_token:
             lease.lookup_pages = request.lookup_pages(tokens)
         if self._cache_output and request.output_tokens:
-            lease.runs = pad(join_answer(request), request, (request.prompt_tokens + request.output_tokens - 1) // tokens)
+            keys = request.prompt_tokens + request.output_tokens - 1 - request.bigram
+            lease.runs = pad(join_answer(request), request, keys // tokens)
         return lease
 
     def _look_up(self, lease: UnifiedLease) -> list[Node]:
