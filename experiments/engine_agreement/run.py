@@ -3,7 +3,8 @@
 Hits were recorded from the code of SGLang, vLLM, FastDeploy and LightLLM over the Mooncake conversation trace, in pages of 512
 tokens, or in single tokens (``lightllm_tokens``). Each recorded sequence is replayed with the matching preset. It has a row per
 request: the request's number, its full pages, and the pages that it hit (SGLang, and vLLM for hybrid models: GPU; HiCache,
-FastDeploy and LightLLM: GPU and CPU; vLLM, and LightLLM for hybrid models: GPU, CPU and their sum); -1 marks a rejected request.
+FastDeploy and LightLLM: GPU and CPU; SGLang's unified cache: GPU, CPU and storage; vLLM, and LightLLM for hybrid models: GPU, CPU
+and their sum); -1 marks a rejected request.
 
 Schedules of vLLM in virtual time are simulated and compared too (``schedules.py``).
 
@@ -37,7 +38,36 @@ OF_TRACE = (SINGLE_TOKENS, UNIQUE_ANSWERS)
 """Overrides that say how the trace is read."""
 REJECTED_HITS = (-1, 0, -1)
 IN_FLIGHT = r"(?:_inflight(\d+))?"
+UNIFIED = r"(?=(?:.*_delay(\d+))?)"
+OF_UNIFIED = rf"(_answers)?(?:_chunk(\d+))?(_storage)?{IN_FLIGHT}(?:_delay\d+)?"
+"""Before and after the sizes in a name of a sequence of SGLang's radix or unified cache, whose settings are in any of them."""
+
+
+def unified(
+    delay: str | None,
+    gpu: str,
+    cpu: str | None,
+    placement: str | None,
+    answers: str | None,
+    chunk: str | None,
+    storage: str | None,
+) -> list[str]:
+    """The overrides for SGLang's unified cache or, without a host, its radix cache."""
+    return [
+        "preset=sglang_hicache" if cpu else "preset=sglang",
+        *([UNIQUE_ANSWERS, "rules.cache_output=true"] if answers else ["rules.cache_output=false"]),
+        *([f"placement={placement}"] if cpu else []),
+        f"tiers.gpu.capacity={gpu}pages",
+        *([f"tiers.cpu.capacity={cpu}pages"] if cpu else []),
+        *(["tiers.disk.capacity=unlimited"] if storage else []),
+        *([f"replay.prefill_chunk_tokens={int(chunk) * PAGE_TOKENS}"] if chunk else []),
+        *([f"replay.copy_steps={delay}"] if delay else []),
+    ]
+
+
 PRESETS: dict[str, Callable[..., list[str]]] = {
+    rf"{UNIFIED}sglang_(?:unified|lru)_(\d+){OF_UNIFIED}": lambda delay, gpu, *others: unified(delay, gpu, None, None, *others),
+    rf"{UNIFIED}hicache_unified_(\d+)_(\d+)_([a-z_]+?){OF_UNIFIED}": unified,
     rf"sglang_([a-z]+)_(\d+){IN_FLIGHT}": lambda eviction, gpu: [
         "preset=sglang",
         f"eviction={eviction}",
@@ -53,6 +83,7 @@ PRESETS: dict[str, Callable[..., list[str]]] = {
     ],
     rf"hicache_(\d+)_(\d+)_([a-z_]+?){IN_FLIGHT}": lambda gpu, cpu, placement: [
         "preset=sglang_hicache",
+        "rules.version=0.5.15",
         f"placement={placement}",
         f"tiers.gpu.capacity={gpu}pages",
         f"tiers.cpu.capacity={cpu}pages",
@@ -125,8 +156,15 @@ def overrides_of(path: Path) -> list[str]:
     for pattern, preset in PRESETS.items():
         if found := re.fullmatch(pattern, name):
             *settings, in_flight = found.groups()
-            return [*preset(*settings), f"replay.in_flight={in_flight or 1}"]
+            overrides = [*preset(*settings), f"replay.in_flight={in_flight or 1}"]
+            return [one for one in overrides if one != UNIQUE_ANSWERS or trace_beside(path) is None]
     return []
+
+
+def trace_beside(path: Path) -> Path | None:
+    """The trace of a sequence that has its own, beside it; that contains the answers."""
+    trace = path.with_name(f"{path.name.partition('.')[0]}.jsonl")
+    return trace if trace.is_file() else None
 
 
 def recorded(path: Path) -> list[Row]:
@@ -146,19 +184,20 @@ def load(path: Path, in_tokens: bool, with_answers: bool) -> Trace:
 def replayed(trace: Trace, overrides: list[str], columns: int) -> list[Row]:
     """Rows in the recorded form, cut to ``columns`` columns."""
     outcome = kvsim.replay(trace, *(one for one in overrides if one not in OF_TRACE)).outcome
-    rows = []
-    for request, status, (gpu, cpu, _) in zip(trace.requests, outcome.status, outcome.hit_pages.tolist(), strict=True):
-        hits = REJECTED_HITS if status == REJECTED else (gpu, cpu, gpu + cpu)
+    has_storage, rows = overrides[0].startswith("preset=sglang"), []
+    for request, status, (gpu, cpu, disk) in zip(trace.requests, outcome.status, outcome.hit_pages.tolist(), strict=True):
+        hits = REJECTED_HITS if status == REJECTED else (gpu, cpu, disk if has_storage else gpu + cpu)
         rows.append((request.index, request.prompt_pages, *hits)[:columns])
     return rows
 
 
 def compare(trace_path: Path, path: Path) -> Agreement:
-    name = path.name.removesuffix(".txt.gz")
+    own_trace = trace_beside(path)
+    name = f"{path.parent.name}/" * (own_trace is not None) + path.name.removesuffix(".txt.gz")
     overrides = overrides_of(path)
     theirs = recorded(path)
     try:
-        trace = load(trace_path, SINGLE_TOKENS in overrides, UNIQUE_ANSWERS in overrides)
+        trace = load(own_trace or trace_path, SINGLE_TOKENS in overrides, UNIQUE_ANSWERS in overrides)
         ours = replayed(trace, overrides, len(theirs[0]))
     except UsageError as error:
         return Agreement(name, overrides, len(theirs), len(theirs), f"not played: {error}")
@@ -179,8 +218,9 @@ def page(agreements: list[Agreement]) -> Iterator[str]:
         "# Agreement with the engines' own code",
         "",
         "Requests of the Mooncake conversation trace whose hits differ from those recorded with SGLang 0.5.23 (radix cache,",
-        "also for hybrid models), SGLang 0.5.15 (hierarchical cache), vLLM 0.33.0 (also for hybrid models), FastDeploy (April",
-        "2026) and LightLLM (August 2026; for hybrid models, its radix cache with detached states). Made by",
+        "also for hybrid models; unified cache of GPU, host and storage), SGLang 0.5.15 (hierarchical cache), vLLM 0.33.0 (also",
+        "for hybrid models), FastDeploy (April 2026) and LightLLM (August 2026; for hybrid models, its radix cache with detached",
+        "states). Rows named `answers/` are of a small trace whose turns contain the answers of the turns before. Made by",
         "`python experiments/engine_agreement/run.py`; each row is",
         f"`kvsim replay trace=mooncake trace.path={CONVERSATION.file} page_tokens=512` with the overrides shown.",
         "Rows named `schedule/` are `kvsim simulate trace=mooncake trace.path=...`: there the times of the first and the last",
@@ -197,7 +237,8 @@ def read_options() -> tuple[Namespace, list[Path], list[Recording]]:
     parser.add_argument("--golden", type=Path, default=golden, help="folder of recorded sequences")
     parser.add_argument("--only", default="", help="replay only sequences whose name contains this, and write no table")
     options = parser.parse_args()
-    paths = [path for path in sorted(options.golden.glob("*.txt.gz")) if options.only in path.name and overrides_of(path)]
+    found = [*sorted(options.golden.glob("*.txt.gz")), *sorted(options.golden.glob("answers/*.txt.gz"))]
+    paths = [path for path in found if options.only in path.name and overrides_of(path)]
     schedules = [one for one in recordings(options.golden, Path(options.trace)) if options.only in one.name]
     if not (paths or schedules):
         parser.error(f"no recorded sequence of these engines in {options.golden}; set --golden to their folder")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kvsim.core.questions import Checkpoints
 from kvsim.core.request import Request
@@ -43,6 +43,12 @@ class CacheSetup:
     page_tokens: int
     hybrid: HybridSettings | None = None
     """For a model with recurrent layers; None for any other."""
+    prefill_chunk_tokens: int = 0
+    """Prompt tokens that one step of a replay computes, by rules with ``prefills_in_chunks``; 0: whole prompts."""
+    copy_steps: int = 0
+    """Steps of a replay from the beginning of a copy to its acknowledgement, by rules with ``counts_steps``."""
+    prefetch: Any = None
+    """The prefetch policy of a replay by rules with ``asks_prefetch``, bound already; None without a tier to read from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +74,19 @@ class Rules:
     """Whether an engine's rules are for models with recurrent layers, whose prompts are then computed in chunks
     (``replay.prefill_chunk_tokens``), instead of for others."""
 
+    prefills_in_chunks: ClassVar[bool] = False
+    """Whether a replay by an engine's rules for other models, too, computes prompts in chunks, if that is set."""
+
+    counts_steps: ClassVar[bool] = False
+    """Whether a replay by an engine's rules counts steps, so that copies can take some (``replay.copy_steps``)."""
+
+    asks_prefetch: ClassVar[bool] = False
+    """Whether a replay by an engine's rules asks the prefetch policy what to read ahead."""
+
+    caches_known_answers: ClassVar[bool] = False
+    """Whether a preset's ``cache_output=true`` is meant for traces that have the tokens of their answers, and has no effect on
+    others. What the user sets always holds."""
+
     decides_checkpoints: ClassVar[bool] = False
     """Whether the engine itself decides where states are saved, so that no checkpoint policy is asked."""
 
@@ -83,6 +102,10 @@ class Rules:
     cache_output: bool = False
     """The answer of a finished request is cached too: the full pages of prompt and answer, without the answer's last token,
     whose KV is never computed. Needs a trace with the tokens of its answers."""
+
+    def can_cache_answers(self, command: str, tiers: Sequence[str]) -> bool:
+        """Whether ``cache_output`` is supported on a command with the tiers of these names."""
+        return True
 
     def for_command(self, command: str, tiers: Sequence[str]) -> "Rules":
         """Return the rules that apply to a command with the tiers of these names: these, or kvsim's own if these do not cover it.

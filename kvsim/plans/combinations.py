@@ -91,8 +91,11 @@ def _check_own_cache(plan: Plan, command: str, keys: set[str]) -> None:
     if rules.engine and rules.serves_hybrid_models != plan.model.is_hybrid:
         which = "with" if rules.serves_hybrid_models else "without"
         raise UsageError(f"rules: these rules of an engine need a model {which} recurrent layers: set rules=default")
-    if command == "replay" and plan.replay.prefill_chunk_tokens is not None and not rules.serves_hybrid_models:
+    has_chunks = rules.serves_hybrid_models or rules.prefills_in_chunks
+    if command == "replay" and plan.replay.prefill_chunk_tokens is not None and not has_chunks:
         raise UsageError("replay.prefill_chunk_tokens has no effect under rules without prefill chunks: leave it out")
+    if command == "replay" and plan.replay.copy_steps and not rules.counts_steps:
+        raise UsageError("replay.copy_steps has no effect under rules that count no steps: leave it out")
     if rules.decides_checkpoints and (key := given(keys, "checkpoint")):
         raise UsageError(
             f"{key} has no effect under the rules of an engine that decides itself where states are saved: leave it out, or set "

@@ -1,6 +1,6 @@
 """What a run is made of: a checked plan, from the objects that the configuration describes."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +92,18 @@ class Plan:
     """The resolved configuration for the record, without settings that do not affect the result, such as the folder."""
     gpu_memory: GpuMemory | None = None
     """How an engine's GPU memory is divided; None unless the size of its GPU tier was chosen by that (``capacity=auto``)."""
+    answers_if_known: bool = False
+    """Whether answers are to be cached only if the trace has their tokens, since a preset asks for it and not the user."""
     model_note: str = ""
     """If the model was read from a file, a line that says what was understood."""
     choices: dict[str, str] = field(default_factory=dict)
     """The name that was chosen from each group: what tables call the policies. Has no influence on the result."""
+
+    def without_answers(self) -> "Plan":
+        """Return the plan with answers that are not cached."""
+        rules = replace(self.rules, cache_output=False)
+        recorded = {**self.config, "rules": {**self.config["rules"], "cache_output": False}}
+        return replace(self, rules=rules, config=recorded, answers_if_known=False)
 
     def begun(self, command: str) -> Config:
         """Return the fields of a result that are known before the run."""

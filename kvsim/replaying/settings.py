@@ -19,15 +19,20 @@ class ReplaySettings:
     hold_output: bool = True
     """Whether the answer's pages take room until the request finishes."""
     prefill_chunk_tokens: int | None = None
-    """Prompt tokens that one step computes, under rules that prefill in chunks; 0: whole prompts, None: 8,192."""
+    """Prompt tokens that one step computes, under rules that prefill in chunks; 0: whole prompts, None: 8,192 for a model with
+    recurrent layers, whole prompts for others."""
+    copy_steps: int = 0
+    """Steps from the beginning of a copy or a load to its acknowledgement, under rules that count steps; 0, as 1: the next step
+    acknowledges it."""
 
     def __post_init__(self) -> None:
         check_settings(self, Whole(1), "in_flight")
+        check_settings(self, Whole(), "copy_steps")
         check_settings(self, Whole(), "prefill_chunk_tokens", or_null=True, hint="0 computes whole prompts")
 
     @property
     def chunk_tokens(self) -> int:
-        """Prompt tokens that one step computes; 0: whole prompts."""
+        """Prompt tokens that one step computes of a model with recurrent layers; 0: whole prompts."""
         return PREFILL_CHUNK_TOKENS if self.prefill_chunk_tokens is None else self.prefill_chunk_tokens
 
     def pages_of_sample(self, request: Request, page_tokens: int) -> int:

@@ -22,7 +22,7 @@ from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.substrate import Substrate
 from kvsim.engine.watch import EngineWatch
 from kvsim.errors import UsageError
-from kvsim.hardware.tier_kinds import ALWAYS, LEVELS
+from kvsim.hardware.tier_kinds import ALWAYS, LEVELS, kind_of
 from kvsim.plans.plan import Plan, TierPlan
 from kvsim.policies.checkpoint.base import Prefill
 from kvsim.policies.context import PolicyContext
@@ -30,7 +30,7 @@ from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.base import ReadOnly
 from kvsim.policies.placement.write_through import WriteThrough
-from kvsim.policies.prefetch.base import Offer
+from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
 from kvsim.policies.routing.base import RoutingPolicy
 from kvsim.policies.routing.context import RoutingContext
 from kvsim.states.cache import HybridCache
@@ -145,7 +145,15 @@ def build_setup(plan: Plan, graph: Graph, requests: Sequence[Request]) -> CacheS
     """Return what a cache of these tiers is made of. Raises UsageError if the checkpoint policy lacks an input."""
     tiers, edges = graph
     hybrid = _hybrid_settings(plan, tiers, requests) if plan.model.is_hybrid else None
-    return CacheSetup(tiers=tiers, edges=edges, page_tokens=plan.page_tokens, hybrid=hybrid)
+    return CacheSetup(
+        tiers=tiers,
+        edges=edges,
+        page_tokens=plan.page_tokens,
+        hybrid=hybrid,
+        prefill_chunk_tokens=plan.replay.prefill_chunk_tokens or 0,
+        copy_steps=plan.replay.copy_steps,
+        prefetch=_bound_prefetch(plan, requests, tiers) if plan.rules.asks_prefetch else None,
+    )
 
 
 def build_served(plan: Plan, graph: Graph, requests: Sequence[Request]) -> ServedCache:
@@ -206,6 +214,15 @@ def build_prefetching(plan: Plan, requests: Sequence[Request], cache: Any) -> Pr
     policy = _policy_of_its_own(plan, plan.prefetch)
     bind("prefetch", policy, context(plan, requests, cache.tiers[0] if len(plan.tiers) == 1 else _second(plan, cache.tiers)))
     return Prefetching(cache, policy, Offer)
+
+
+def _bound_prefetch(plan: Plan, requests: Sequence[Request], tiers: Sequence[Tier]) -> PrefetchPolicy | None:
+    """Return the prefetch policy for an engine's own cache; None without a tier to read from."""
+    if not any(kind_of(tier.name).is_far for tier in plan.tiers):
+        return None
+    policy = _policy_of_its_own(plan, plan.prefetch)
+    bind("prefetch", policy, context(plan, requests, _second(plan, tiers)))
+    return policy
 
 
 def _second(plan: Plan, tiers: Sequence[Tier]) -> Tier:

@@ -102,6 +102,7 @@ def execute(
     with without_garbage_collector():
         trace, load_s = (trace, 0.0) if trace else load_trace(plan)
         requests = trace.requests
+        plan = play.with_known_answers(plan, requests)
         play.check_capacity(plan, requests)
         warmup_requests(plan.warmup, len(requests))
         with watch(len(requests)) as advance:

@@ -42,6 +42,7 @@ def replay(
     ``inspect`` is called with the server: with ``plan.print_steps`` after each step, with what has happened, and otherwise once,
     while the last requests are still unfinished. Slots are then numbered. Raises UsageError.
     """
+    plan = with_known_answers(plan, requests)
     check_answers(plan, requests)
     check_bypass(plan, "replay")
     graph = build_tiers(plan, requests, SlotPool if inspect else Pool)
@@ -60,6 +61,7 @@ def replay(
 def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None) -> Outcome:
     """Serve the requests in simulated time or, with ``substrate=hardware``, on this machine. Raises UsageError."""
     check_bypass(plan, "simulate")
+    plan = with_known_answers(plan, requests)
     check_answers(plan, requests)
     choice = SUBSTRATES[plan.substrate]
     graphs = build_graphs(plan, requests, choice.pool)
@@ -131,6 +133,17 @@ def upper_bound(plan: Plan, requests: list[Request], belady: Belady | None = Non
     server = _bypass_tier(one, build_tiers(one, requests)[0], requests, gpu.capacity_pages)
     assert server is not None
     return Replay(server, settings).run(requests)
+
+
+def with_known_answers(plan: Plan, requests: Sequence[Request]) -> Plan:
+    """Return the plan; without cached answers if only a preset asks for them and the trace does not have their tokens."""
+    return plan if not plan.answers_if_known or _has_answers(plan, requests) else plan.without_answers()
+
+
+def _has_answers(plan: Plan, requests: Sequence[Request]) -> bool:
+    """Whether each answer, as far as it is known, can follow its prompt."""
+    tokens = plan.page_tokens
+    return all(request.output_runs is not None and request.prompt_pages * tokens <= request.prompt_tokens for request in requests)
 
 
 def check_answers(plan: Plan, requests: Sequence[Request]) -> None:

@@ -94,6 +94,10 @@ MISTAKES = [
     (["tiers.disk.below=cpu", *BELOW_GPU[:1]], "tiers.disk needs a CPU tier above it: set tiers.cpu"),
     ([*BELOW_GPU, "prefetch=adaptive"], "prefetch: AdaptivePrefetch reads ahead into the CPU tier, which is not above the disk"),
     ([*BELOW_GPU, CPU, "prefetch=break_even"], "prefetch: BreakEvenPrefetch reads ahead into the CPU tier, which is not above"),
+    (
+        ["preset=sglang_hicache", "tiers.disk.below=gpu", "tiers.disk.capacity=1TiB"],
+        "prefetch: AdaptivePrefetch reads ahead into the CPU tier",
+    ),
 ]
 
 

@@ -21,14 +21,18 @@ Row = tuple[int, int]
 
 def make_cache(gpu: int, cpu: int = 0, *, eviction: Callable[[], Any], placement: Any = None, page_tokens: int = 1,
                load_min_tokens: int = 0, **context: Any) -> WholeNodeCache:  # fmt: skip
-    """A cache by SGLang's rules; slots are numbered, so that none can have two owners. ``context`` is for policies."""
+    """A cache by SGLang's rules, with a host by those of 0.5.15; slots are numbered, so that none can have two owners.
+
+    ``context`` is for policies.
+    """
     tiers = []
     for index, capacity in enumerate([gpu, cpu] if cpu else [gpu]):
         policy = eviction()
         policy.bind(PolicyContext(tier=index, capacity_pages=capacity, page_tokens=page_tokens, **context))
         tiers.append(Tier(("gpu", "cpu")[index], index, SlotPool(capacity), policy))
     edges = chain(tiers, [placement] if cpu else [])
-    cache = SGLangRules(load_min_tokens=load_min_tokens).server(CacheSetup(tiers=tiers, edges=edges, page_tokens=page_tokens))
+    rules = SGLangRules(load_min_tokens=load_min_tokens, version="0.5.15" if cpu else "0.5.23")
+    cache = rules.server(CacheSetup(tiers=tiers, edges=edges, page_tokens=page_tokens))
     assert isinstance(cache, WholeNodeCache)
     return cache
 

@@ -1,4 +1,4 @@
-"""SGLang's hierarchical cache: one test for each of its rules, then random and real traces."""
+"""SGLang's hierarchical cache before 0.5.23: one test for each of its rules, then random and real traces."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -6,18 +6,21 @@ from pathlib import Path
 import hydra
 import pytest
 
+import kvsim
 from kvsim.cli import main
 from kvsim.core.rules import Rules
 from kvsim.engine.columns import hit_tokens
 from kvsim.engines.sglang.hosted_nodes import HostedNodeCache
+from kvsim.engines.sglang.unified_nodes import UnifiedNodeCache
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
 from kvsim.errors import UsageError
 from kvsim.plans.build import build_run
 from kvsim.plans.plan import Plan
+from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.slru import SegmentedLRU
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
-from kvsim.policies.prefetch.threshold import ThresholdPrefetch
+from kvsim.policies.prefetch.adaptive import AdaptivePrefetch
 from kvsim.run.assembly import build_setup
 from kvsim.run.play import build_tiers, replay
 
@@ -46,10 +49,14 @@ def cache_of(built: Plan) -> object:
     return built.rules.server(build_setup(built, build_tiers(built), []))
 
 
-def test_the_tiers_choose_between_the_two_caches_of_sglang() -> None:
-    assert type(cache_of(plan("preset=sglang"))) is WholeNodeCache
-    assert type(cache_of(plan("preset=sglang_hicache"))) is HostedNodeCache
-    assert type(cache_of(plan("preset=sglang", "tiers.cpu.capacity=10GiB"))) is HostedNodeCache
+def test_tiers_answers_and_the_version_choose_between_the_caches_of_sglang() -> None:
+    old = "rules.version=0.5.15"
+    assert type(cache_of(plan("preset=sglang"))) is UnifiedNodeCache
+    assert type(cache_of(plan("preset=sglang", "rules.cache_output=false"))) is WholeNodeCache
+    assert type(cache_of(plan("preset=sglang_hicache"))) is UnifiedNodeCache
+    assert type(cache_of(plan("preset=sglang", "tiers.cpu.capacity=10GiB"))) is UnifiedNodeCache
+    assert type(cache_of(plan("preset=sglang_hicache", old))) is HostedNodeCache
+    assert type(cache_of(plan("preset=sglang", "tiers.cpu.capacity=10GiB", old))) is HostedNodeCache
     assert cache_of(plan("rules=default")) is None
 
 
@@ -61,27 +68,21 @@ def test_policies_of_sglang_can_be_chosen() -> None:
 
 
 def test_settings_of_the_rules_reach_the_cache() -> None:
-    built = plan("preset=sglang_hicache", "rules.load_min_tokens=77", "rules.recompute_last_token=false")
-    cache = cache_of(built)
-    assert isinstance(cache, HostedNodeCache)
-    assert (cache._load_min_tokens, cache._recompute_last_token) == (77, False)
+    settings = ("preset=sglang_hicache", "rules.load_min_tokens=77", "rules.recompute_last_token=false")
+    for version, kind in (("0.5.15", HostedNodeCache), ("0.5.23", UnifiedNodeCache)):
+        cache = cache_of(plan(*settings, f"rules.version={version}"))
+        assert isinstance(cache, kind)
+        assert (cache._load_min_tokens, cache._recompute_last_token) == (77, False)
 
 
 def test_sglang_s_rules_are_not_simulated_and_the_result_says_so() -> None:
     built = plan("preset=sglang", command="simulate")
-    assert built.rules == Rules()
+    assert built.rules == Rules(cache_output=True)
     assert built.rules_note == "kvsim's own: those of SGLang do not cover kvsim simulate with tiers gpu"
     assert plan("preset=sglang", "rules=default", command="simulate").rules_note == ""
     assert plan("preset=sglang").rules_note == ""
     assert problem("preset=sglang_hicache", "rules.load_min_tokens=5", command="simulate") == (
         "rules.load_min_tokens has no effect on kvsim simulate with tiers gpu, cpu, which uses kvsim's own rules: leave it out"
-    )
-
-
-def test_sglang_s_rules_have_no_disk() -> None:
-    assert problem("preset=sglang_hicache", "tiers.disk.capacity=1TiB") == (
-        "rules: SGLang's rules have no disk tier: set tiers.disk.capacity=0, "
-        "or set rules=default for kvsim's own rules with the same policies"
     )
 
 
@@ -92,11 +93,64 @@ def test_settings_of_the_rules_are_checked() -> None:
     )
 
 
-def test_answers_are_not_cached() -> None:
-    assert problem("preset=sglang", "+rules.cache_output=true") == (
-        "rules.cache_output=true is not supported by SGLang's rules: set it to false, "
-        "or set rules=default for kvsim's own rules with the same policies"
-    )
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["rules.version=0.5.16"], "rules.version must be 0.5.23 or 0.5.15, not 0.5.16"),
+        (["rules.version=0.5.15", "tiers.disk.capacity=1TiB"], "rules.version=0.5.15 has no disk tier: set tiers.disk"),
+        (["rules.version=0.5.15", "rules.cache_output=true"], "rules.version=0.5.15 does not cache answers: set cache_output"),
+        (["rules.version=0.5.15", "tiers.cpu.capacity=0"], "rules.version has no effect without a CPU tier"),
+        (["rules.version=0.5.15", "replay.copy_steps=1"], "rules: replay.copy_steps has no effect on version=0.5.15"),
+        (["rules.prefetch_counts=all", "tiers.disk.capacity=1TiB"], "rules.prefetch_counts must be stored or unmatched, not all"),
+        (["rules.prefetch_counts=unmatched"], "rules.prefetch_counts has no effect without a disk tier"),
+        (["replay.copy_steps=1", "tiers.cpu.capacity=0"], "rules: replay.copy_steps has no effect without a CPU tier"),
+        (["replay.copy_steps=1", "rules=default"], "replay.copy_steps has no effect under rules that count no steps"),
+        (["replay.prefill_chunk_tokens=63"], "rules: replay.prefill_chunk_tokens=63 is less than page_tokens=64"),
+        (["placement=exclusive"], "rules: SGLang's host keeps what it loads, which Exclusive does not"),
+        (
+            ["tiers.disk.capacity=1TiB", "prefetch=none", "tiers.disk.below=gpu", "tiers.cpu.capacity=0"],
+            "rules: SGLang's storage is read into host memory: set tiers.cpu.capacity",
+        ),
+        (
+            ["tiers.disk.capacity=1TiB", "prefetch=none", "tiers.disk.below=gpu"],
+            "rules: SGLang's storage is read into host memory: set tiers.disk.below=cpu",
+        ),
+        (
+            ["tiers.disk.capacity=1TiB", "placement@tiers.disk.placement=write_back"],
+            "rules: SGLang's storage has whatever the host has, which WriteBack does not give it",
+        ),
+        (
+            ["tiers.disk.capacity=1TiB", "eviction@tiers.disk.eviction=lfu"],
+            "rules: SGLang leaves evictions to its storage, where pages used least recently leave first here, not by LFU",
+        ),
+    ],
+)
+def test_what_sglang_s_rules_do_not_have_ends_with_one_line(
+    settings: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", "preset=sglang_hicache", *settings]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"kvsim: {words}") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("preset", ["sglang", "sglang_hicache", "vllm"])
+def test_presets_cache_answers_if_the_trace_has_their_tokens(preset: str) -> None:
+    """The answer to a prompt of two pages fills a third, which the next prompt contains."""
+    line = {"timestamp": 0, "input_length": 1_024, "output_length": 600, "hash_ids": [0, 1], "output_hash_ids": [2]}
+    later = {"timestamp": 0, "input_length": 1_600, "output_length": 1, "hash_ids": [0, 1, 2, 3], "output_hash_ids": []}
+    Path("known.jsonl").write_text(f"{json.dumps(line)}\n{json.dumps(later)}")
+    known, unknown = (kvsim.load_trace("mooncake", path=f"{name}.jsonl", page_tokens=512) for name in ("known", "trace"))
+    for trace, settings, hits, is_cached in (
+        (known, [], 3, True),
+        (known, ["rules.cache_output=false"], 2, False),
+        (known, ["replay.hold_output=false"], 2, False),
+        (unknown, [], 0, False),
+    ):
+        result = kvsim.replay(trace, f"preset={preset}", *settings)
+        assert result.hit_pages[-1][0] == hits
+        assert result.record["config"]["rules"]["cache_output"] is is_cached
+    with pytest.raises(UsageError, match=r"rules\.cache_output: the trace does not contain output tokens"):
+        kvsim.replay(unknown, f"preset={preset}", "rules.cache_output=true")
 
 
 @pytest.mark.parametrize(
@@ -116,9 +170,9 @@ def test_placements_that_sglang_has_not_are_refused(placement: str, words: str, 
 
 
 def test_storage_is_read_ahead_as_in_sglang() -> None:
-    built = plan("preset=sglang_storage")
-    assert type(built.rules) is Rules
-    assert isinstance(built.prefetch, ThresholdPrefetch)
+    built = plan("preset=sglang_hicache", "tiers.disk.capacity=1TiB", "placement=write_back", "eviction=slru")
+    assert isinstance(built.tiers[2].placement, WriteThrough) and isinstance(built.tiers[2].eviction, LRU)
+    assert isinstance(built.prefetch, AdaptivePrefetch)
     prefetch = built.prefetch
     assert (prefetch.min_tokens, prefetch.in_flight_fraction, prefetch.stop) == (256, 0.5, "timeout")
     assert prefetch.wait_s(4_096) == 2.0

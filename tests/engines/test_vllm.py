@@ -148,7 +148,7 @@ def test_the_tree_of_both_tiers_can_be_drawn() -> None:
         ("simulate", "seed=1", "vLLM's CPU offloading has no clock"),
         ("curve", "seed=1", "vLLM's rules are for kvsim replay and kvsim simulate"),
         ("replay", "tiers.disk.capacity=10GiB", "vLLM's rules have no disk tier"),
-        ("replay", "rules.cache_output=true", "cache_output is not supported by vLLM's rules"),
+        ("replay", "rules.cache_output=true", "cache_output is not supported by vLLM's rules with a CPU tier"),
     ],
 )
 def test_what_the_rules_do_not_know_ends_before_any_work(
@@ -159,4 +159,4 @@ def test_what_the_rules_do_not_know_ends_before_any_work(
     with hydra.initialize_config_module("kvsim.conf", version_base="1.3"):
         cfg = hydra.compose("config", overrides=overrides)
     with pytest.raises(UsageError, match=f"^rules(: |\\.){message}.*, or set rules=default"):
-        build_run(cfg, command=command)
+        build_run(cfg, command=command, overrides=[override])

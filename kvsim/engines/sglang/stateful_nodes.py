@@ -10,12 +10,10 @@ from kvsim.core.rules import HybridSettings
 from kvsim.core.serving import RulesError
 from kvsim.core.tier import GPU, Tier
 from kvsim.core.tree import Node
+from kvsim.engines.sglang.answers import join_answer, pad
 from kvsim.engines.sglang.whole_nodes import NodeLease, WholeNodeCache
-from kvsim.pages.extents import Extent, append_extent, join_extents, split_extents
+from kvsim.pages.extents import Extent, split_extents
 from kvsim.states.store import CheckpointCounts
-
-STRIDE = 1 << 32
-"""Distance between the page ids generated for two requests. No answer has this many pages."""
 
 
 class StatefulLease(NodeLease):
@@ -165,17 +163,9 @@ class StatefulNodeCache(WholeNodeCache):
         """
         if not self._cache_output:
             return request.runs if full == request.prompt_pages else split_extents(request.runs, full)[0]
-        path, answer = request.own_path, request.output_runs or ()
-        if path is None:
-            path = join_extents(request.runs, answer) if request.runs and answer else request.runs or answer
+        path = join_answer(request) if request.own_path is None else request.own_path
         tokens = request.prompt_tokens + request.output_tokens
-        wanted = (tokens - 1) // self.page_tokens if self._extra_buffer else -(-tokens // self.page_tokens)
-        missing = wanted - sum([pages for _, pages in path])
-        if missing > 0:
-            padded = list(path)
-            append_extent(padded, -STRIDE * (1 + request.index), missing)
-            path = tuple(padded)
-        return path
+        return pad(path, request, (tokens - 1) // self.page_tokens if self._extra_buffer else -(-tokens // self.page_tokens))
 
     def _let_go(self, lease: StatefulLease) -> None:
         """Give back the slots for states that a request works with, and unpin its path and the state at its end."""

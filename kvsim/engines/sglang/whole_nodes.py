@@ -5,7 +5,7 @@ from typing import Any
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.serving import Server
-from kvsim.core.tier import GPU, Tier
+from kvsim.core.tier import DISK, GPU, Tier
 from kvsim.core.tree import Node, RadixTree
 from kvsim.core.victims import check_enough, victim, victims
 from kvsim.pages.extents import Extent, count_pages
@@ -39,7 +39,7 @@ class WholeNodeCache(Server):
     """
 
     def __init__(self, tiers: list[Tier], page_tokens: int, *, recompute_last_token: bool = True) -> None:
-        self.residency = Residency(tiers)
+        self.residency = Residency([tier for tier in tiers if tier.level < DISK], len(tiers))  # nodes are in no storage
         self.tiers = tiers
         self.gpu = tiers[GPU]
         self.page_tokens = page_tokens

@@ -19,6 +19,7 @@ class VLLMCache(Server):
         self.counts = OffloadCounts()
         self.offload = OffloadTier(edges[0], self.counts) if edges else None
         self._recompute_last_token = rules.recompute_last_token
+        self._cache_output = rules.cache_output
 
     def serve(self, request: Request, pages: int, now: float) -> BlockLease | None:
         """Match, admit with room for ``pages`` pages in all, load and store. Without room, return None; at most cut a node."""
@@ -46,7 +47,10 @@ class VLLMCache(Server):
         return self.pool.tree
 
     def finish_request(self, lease: BlockLease) -> None:
-        """End a request whose answer is complete: the pages that it used become the most recent."""
+        """End a request whose answer is complete: name the full pages of the answer, if it is cached; the pages that the request
+        used become the most recent."""
+        if self._cache_output and lease.request.output_runs:
+            self.pool.name(lease, lease.request.output_runs)
         self.pool.finish(lease)
         if self.offload is not None:
             self.offload.finish(lease.offload)

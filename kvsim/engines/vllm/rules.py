@@ -23,6 +23,10 @@ class VLLMRules(Rules):
     engine: ClassVar[str] = "vLLM"
     covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu")
     refuses_other_tiers: ClassVar[bool] = True
+    caches_known_answers: ClassVar[bool] = True
+
+    def can_cache_answers(self, command: str, tiers: Sequence[str]) -> bool:
+        return "cpu" not in tiers
 
     def check(self, command: str, tiers: Sequence[str]) -> None:
         if command not in ("replay", "simulate"):
@@ -32,8 +36,8 @@ class VLLMRules(Rules):
         super().check(command, tiers)
         if command == "simulate" and "cpu" in tiers:
             raise ValueError(f"vLLM's CPU offloading has no clock here: set tiers.cpu.capacity=0 for the GPU's schedule, {OWN}")
-        if command == "replay" and self.cache_output:
-            raise ValueError(f"cache_output is not supported by vLLM's rules in a replay: set it to false, {OWN}")
+        if self.cache_output and not self.can_cache_answers(command, tiers):
+            raise ValueError(f"cache_output is not supported by vLLM's rules with a CPU tier: set it to false, {OWN}")
 
     def server(self, setup: CacheSetup) -> VLLMCache:
         return VLLMCache(setup.tiers, setup.edges, self, setup.page_tokens)

@@ -1,0 +1,307 @@
+"""SGLang's unified cache: one tree for GPU, host memory and storage, whose nodes move as a whole."""
+
+from dataclasses import asdict
+from typing import Any
+
+from kvsim.core.answers import whole_number
+from kvsim.core.pool import UNLIMITED
+from kvsim.core.request import Request
+from kvsim.core.rules import CacheSetup
+from kvsim.core.tier import CPU, GPU
+from kvsim.core.tree import Node
+from kvsim.engine.prefetching import PrefetchCounts
+from kvsim.engines.sglang.answers import join_answer, pad
+from kvsim.engines.sglang.moving_nodes import MovingNodeCache
+from kvsim.engines.sglang.whole_nodes import NodeLease
+from kvsim.pages.extents import count_pages, split_extents
+from kvsim.policies.prefetch.base import Offer, Refusal
+
+
+class UnifiedLease(NodeLease):
+    """What a request has found and holds, from its arrival on."""
+
+    __slots__ = ("brought_pages", "lookup_pages", "prompt_pages", "runs", "stored_from")
+
+    def __init__(self, request: Request, root: Node) -> None:
+        super().__init__(request, root, (0, 0, 0), None)
+        self.runs = request.runs
+        """Page ids that may be cached: of the prompt and, if answers are cached, of the answer."""
+        self.prompt_pages = request.prompt_pages
+        self.lookup_pages = request.prompt_pages
+        """Leading pages that a look-up covers."""
+        self.stored_from = 0
+        """Position of the first page that storage has brought to the host for this request."""
+        self.brought_pages = 0
+        """How many storage has brought."""
+
+
+class UnifiedNodeCache(MovingNodeCache):
+    """``MovingNodeCache`` as requests use it. With a GPU only, it is SGLang's radix cache with prefill chunks and answers.
+
+    step        one before each attempt to admit a request, one more while storage is looked up
+    look-up     refreshes all that it finds, also for a request that finds no room. Both parts of a cut are older than the rest
+                of the path
+    arrival     below the deepest node found, which the host must have, the pages in storage become one new node on the host,
+                which makes room as in ``prefetch_counts``; fewer pages if room is short
+    room        free + evictable pages of the GPU, with the nodes found there pinned; copies on the host do not lower the need.
+                Copies and loads under way are waited for before a request is rejected
+    load        at least ``load_min_tokens``
+    prefill     in chunks of ``chunk_pages``, each inserted when it is computed
+    insert      refreshes its path; a node that only the host has takes the computed pages; pages that the GPU has are given
+                back. Both parts of a cut are newer than the rest of the path, a new leaf is newest
+    hits        one for each node on the path and for the new leaf, once for each request
+    answer      if answers are cached, the finish inserts prompt and answer in whole pages, without the last token, as a node of
+                its own, and then refreshes the prompt
+
+    SGLang 0.5.23, ``UnifiedRadixCache``.
+    """
+
+    def __init__(
+        self,
+        setup: CacheSetup,
+        *,
+        recompute_last_token: bool = True,
+        cache_output: bool = False,
+        load_min_tokens: int = 10,
+        counts_unmatched: bool = False,
+    ) -> None:
+        """``counts_unmatched`` makes room on the host for all pages of the prompt that a look-up has not found, before it is
+        known how many of them storage has."""
+        edge = setup.edges[0] if setup.edges else None
+        super().__init__(
+            setup.tiers, edge, setup.page_tokens, recompute_last_token=recompute_last_token, copy_steps=setup.copy_steps
+        )
+        self.prefetch_counts = PrefetchCounts()
+        self._prefetch = setup.prefetch
+        self._prefetch_name = f"the prefetch policy {type(setup.prefetch).__name__}"
+        self._chunk_pages = setup.prefill_chunk_tokens // setup.page_tokens or UNLIMITED
+        self._cache_output = cache_output
+        self._load_min_tokens = load_min_tokens
+        self._counts_unmatched = counts_unmatched
+        self._running = 0
+        self._waiting: UnifiedLease | None = None
+        """The request that found no room when it was last tried."""
+
+    def serve(self, request: Request, pages: int, now: float) -> UnifiedLease | None:
+        """Look up, admit with room for ``pages`` pages in all, and insert chunk by chunk. Returns None without room."""
+        self.residency.tick(now)
+        lease, self._waiting = self._waiting, None
+        self._take_steps()
+        if lease is None or lease.request is not request:
+            lease = self._new_lease(request)
+            if self.storage is not None:
+                self._read_ahead(lease)
+        while True:
+            path = self._look_up(lease)
+            on_gpu = [node for node in path if node.state[GPU]]
+            gpu_pages = on_gpu[-1].depth + on_gpu[-1].pages if on_gpu else 0
+            missing = pages - gpu_pages - self.gpu.pool.free
+            if missing <= 0 or self.can_evict(missing, on_gpu, gpu_pages):
+                break
+            if self._running:
+                self._waiting = lease
+                return None
+            if not self.is_moving:
+                self.prefetch_counts.wasted_pages += lease.brought_pages
+                return None
+            self._take_steps()
+        self._running += 1
+        self.residency.notices.request(request, self.residency.now)
+        self.residency.pin_path(on_gpu, self.gpu, gpu_pages)
+        if on_gpu:
+            lease.node = on_gpu[-1]
+        lease.hits = self._hits(lease, gpu_pages, self._load(lease, path[len(on_gpu) :]))
+        lease.slots = self.take(pages - sum(lease.hits), self.residency.now)
+        self._prefill(lease, sum(lease.hits))
+        return lease
+
+    def finish_request(self, lease: Any) -> None:
+        """End a request whose answer is complete: insert what is to be cached of it and give back everything else."""
+        residency, prompt_pages = self.residency, lease.prompt_pages
+        if self._cache_output:
+            end = count_pages(lease.runs)
+            self._insert(lease, end, prompt_pages)
+            if end > prompt_pages:
+                now = residency.tick(residency.now)
+                for node in lease.node.path():
+                    if node.depth < prompt_pages:
+                        node.last_used = now
+        residency.notices.finish(lease.request, lease.node, residency.now)
+        residency.give(self.gpu, lease.slots)
+        residency.unpin(lease.node, self.gpu)
+        self.send_copies()
+        self._running -= 1
+
+    def prefetched(self) -> dict[str, int]:
+        return asdict(self.prefetch_counts)
+
+    def _take_steps(self) -> None:
+        self.take_step()
+        self.store_copied()
+
+    # --- the look-up ---------------------------------------------------------------------------------------------------------
+
+    def _new_lease(self, request: Request) -> UnifiedLease:
+        lease, tokens = UnifiedLease(request, self.tree.root), self.page_tokens
+        if self._recompute_last_token:
+            lease.lookup_pages = request.lookup_pages(tokens)
+        if self._cache_output and request.output_tokens:
+            keys = request.prompt_tokens + request.output_tokens - 1 - request.bigram
+            lease.runs = pad(join_answer(request), request, keys // tokens)
+        return lease
+
+    def _look_up(self, lease: UnifiedLease) -> list[Node]:
+        """Return the nodes of a prompt that are cached, and refresh them. The last is cut where the look-up ends."""
+        residency = self.residency
+        now = residency.tick(residency.now)
+        path, partial, agreed, _ = self.tree.walk(self.tree.root, lease.runs, lease.lookup_pages)
+        if partial is not None:
+            path.append(self.cut_at(partial, agreed, now))
+        residency.reannounce(path, residency.tick(now))
+        return path
+
+    def _load(self, lease: UnifiedLease, hosted: list[Node]) -> int:
+        """Load what only the host has of the path found. Returns the number of pages loaded."""
+        gpu_pages = lease.node.depth + lease.node.pages
+        pages = sum([node.pages for node in hosted])
+        if not pages or pages * self.page_tokens < self._load_min_tokens:
+            return 0
+        if self._prefetch is not None:
+            answer: Any = self._prefetch.load(lease.request, gpu_pages, pages, 0)
+            if whole_number(self._prefetch_name, "load()", answer, pages) < pages:
+                return 0
+        return pages if self.load(lease, hosted, pages) else 0
+
+    def _hits(self, lease: UnifiedLease, gpu_pages: int, loaded_pages: int) -> tuple[int, int, int]:
+        """Return the hits by tier, and count what the request uses of the pages that storage has brought."""
+        end = min(gpu_pages + loaded_pages, lease.stored_from + lease.brought_pages)
+        used = max(0, end - max(gpu_pages, lease.stored_from)) if loaded_pages else 0
+        self.prefetch_counts.used_pages += used
+        self.prefetch_counts.wasted_pages += lease.brought_pages - used
+        return gpu_pages, loaded_pages - used, used
+
+    # --- storage -------------------------------------------------------------------------------------------------------------
+
+    def _read_ahead(self, lease: UnifiedLease) -> None:
+        """Read what storage has of a prompt behind the pages found, into a new node on the host."""
+        storage = self.storage
+        assert storage is not None
+        path = self._look_up(lease)
+        node = path[-1] if path else self.tree.root
+        first = node.depth + node.pages
+        rest = split_extents(split_extents(lease.runs, lease.lookup_pages)[0], first)[1]
+        is_asked = bool(rest) and (node is self.tree.root or node.state[CPU] != 0)
+        stored = storage.leading_pages(rest) if is_asked else 0
+        counted = count_pages(rest) if is_asked and self._counts_unmatched else stored
+        hold = self.hold_on_host(node) if counted and node is not self.tree.root else None
+        self.take_step()
+        pages = self._pages_to_read(lease, node, first, stored, counted) if counted else 0
+        if pages:
+            runs = split_extents(rest, pages)[0]
+            storage.touch(runs)
+            self._bring(node, runs, pages)
+            lease.stored_from, lease.brought_pages = first, pages
+        if hold is not None:
+            self.let_go(hold)
+        self.store_copied()
+
+    def _pages_to_read(self, lease: UnifiedLease, node: Node, first: int, stored: int, counted: int) -> int:
+        """Make room on the host for ``counted`` pages, as far as the policy and the host allow, and return how many of those
+        stored to read."""
+        cpu, counts = self.cpu, self.prefetch_counts
+        wanted = self._ask(lease, node, first, counted)
+        if isinstance(wanted, Refusal):
+            name = f"{wanted.value}_pages"
+            setattr(counts, name, getattr(counts, name) + stored)
+            return 0
+        if cpu.pool.free < wanted:
+            self.make_host_room(wanted, self.residency.now)
+        pages = min(wanted, stored, cpu.pool.free)
+        if counted != stored and pages:
+            answer = self._ask(lease, node, first, pages)
+            if isinstance(answer, Refusal):
+                counts.refused_by_threshold_pages += stored
+                return 0
+            pages = min(pages, answer)
+        counts.refused_by_memory_pages += stored - pages if wanted else 0
+        return pages
+
+    def _ask(self, lease: UnifiedLease, node: Node, first: int, pages: int) -> int | Refusal:
+        """Ask the prefetch policy about ``pages`` pages. Prefetches of earlier requests have ended: there are no others."""
+        free = self.cpu.pool.free
+        if self._prefetch is None:
+            return 0
+        offer = Offer(
+            request=lease.request,
+            first_page=first,
+            stored_pages=pages,
+            in_flight_pages=0,
+            available_pages=free if free >= pages else self.host_room(node),
+            queued_s=0.0,
+        )
+        answer: Any = self._prefetch.fetch(offer)
+        return answer if isinstance(answer, Refusal) else whole_number(self._prefetch_name, "fetch()", answer, pages)
+
+    def _bring(self, node: Node, runs: Any, pages: int) -> None:
+        """Add a node on the host for pages that storage has, below one that is held there."""
+        residency, cpu = self.residency, self.cpu
+        residency.reannounce([node] if node is not self.tree.root else [], residency.tick(residency.now))
+        now = residency.tick(residency.now)
+        new = residency.add_leaf(node, runs, pages, cpu, residency.take(cpu, pages), now)
+        residency.unpin_alone(new, cpu)
+        self.counts.fetched_pages += pages
+        self.prefetch_counts.fetched_pages += pages
+
+    # --- the prefill ---------------------------------------------------------------------------------------------------------
+
+    def _prefill(self, lease: UnifiedLease, done: int) -> None:
+        """Compute a prompt from page ``done`` on, chunk by chunk, and insert each."""
+        prompt_pages = lease.prompt_pages
+        total = max(prompt_pages, -(-lease.request.prompt_tokens // self.page_tokens))
+        counted = 0
+        while True:
+            done = min(done + self._chunk_pages, total)
+            end = min(done, prompt_pages)
+            self._insert(lease, end, counted)
+            if done == total:
+                break
+            counted = end
+        self.send_copies()
+
+    def _insert(self, lease: UnifiedLease, end: int, counted: int) -> None:
+        """Extend a request's path to its first ``end`` pages, which it has computed or loaded.
+
+        Nodes that end within its first ``counted`` pages have had its hit.
+        """
+        residency = self.residency
+        now, at = residency.tick(residency.now), 0
+        runs = split_extents(lease.runs, end)[0]
+        path, partial, agreed, _ = self.tree.walk(self.tree.root, runs)
+        for node in path:
+            if not any(node.state):
+                break  # evicted from the host, to make room for a copy of a node above it
+            at = self._pass(lease, node, now, counted)
+        if partial is not None and any(partial.state):
+            now = residency.tick(now)
+            at = self._pass(lease, self.cut_at(partial, agreed, now), now, counted)
+        if at < end:
+            now = residency.tick(now)
+            self.add_leaf(lease, split_extents(runs, at)[1], now)
+            self.offer(lease.node, now)
+
+    def _pass(self, lease: UnifiedLease, node: Node, now: float, counted: int) -> int:
+        """Let an insert pass a node. Returns the pages up to its end."""
+        gpu, held = self.gpu, lease.node
+        if node.depth >= held.depth + held.pages:
+            mine, lease.slots = gpu.pool.split(lease.slots, node.pages)
+            if node.state[GPU]:
+                self.residency.give(gpu, mine)
+                self.pin_known(lease, node, now)
+            else:
+                self.arrive(lease, node, mine, now)
+                self._register(node)
+        node.last_used = now
+        end = node.depth + node.pages
+        if end > counted:
+            self.use(node, now)
+        return end
