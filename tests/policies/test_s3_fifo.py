@@ -11,3 +11,11 @@ def test_two_hits_take_a_page_to_the_main_queue() -> None:
     cache.use("b")
     assert cache.gpu.eviction.sizes == [8, 2], "b was remembered; c left"
     assert cache.leaving_order() == "defghijkab"
+
+
+def test_the_main_queue_gives_what_it_has_too_much_and_spares_what_was_hit() -> None:
+    cache = filled(S3FIFO(small=0.5, fill_main=False), *"abcdefghij", *"aabbccddeeff", "k", gpu=10)
+    assert cache.gpu.eviction.sizes == [5, 5] and cache.on("gpu") == "bcdefghijk", "a to f moved, then a was first"
+    for word in "bgghhl":
+        cache.use(word)
+    assert cache.on("gpu") == "bdefghijkl", "g moved; b had a hit and went to the end, so c was first"
