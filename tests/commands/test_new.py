@@ -67,7 +67,6 @@ def test_the_new_tests_and_the_contracts_pass_in_a_copy_of_the_repository(tmp_pa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["eviction", "lru"], "policies/eviction/lru.py already exists"),
         (["eviction", "MyPolicy"], "'MyPolicy' is not a valid policy name"),
         (["eviction", "../x"], "'../x' is not a valid policy name"),
         (["eviction", "class"], "'class' is a reserved name"),

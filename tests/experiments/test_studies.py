@@ -272,11 +272,6 @@ def test_memory_split(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 2 * (1 + 3 * 3)
 
 
-def test_the_slope_of_a_memory_split_is_that_of_a_line_through_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = study("memory_split", monkeypatch)
-    assert module.slope([5.0, 5.0 + 8 * 0.5, 5.0 + 16 * 0.5, 5.0 + 32 * 0.5]) == pytest.approx((0.5, 0.0))
-
-
 @pytest.mark.long
 def test_agents(sessions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = study("agents", monkeypatch, "--trace", str(sessions), "--limit", "9", "--output", str(tmp_path / "out"))

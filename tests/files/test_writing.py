@@ -97,6 +97,8 @@ def test_where_a_step_fails_the_earlier_files_are_whole(tmp_path: Path, breaks: 
         folder = old_folder(tmp_path / str(step))
         with breaking(step, breaks, for_good=for_good) as calls:
             said = attempt(folder)
+        if breaks is refuse and not for_good:
+            assert found(folder) == (OLD if said else NEW), "at once, before anybody reads them"
         settle(folder)
         if breaks is refuse:
             assert found(folder) == (OLD if said else NEW)

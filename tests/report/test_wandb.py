@@ -84,20 +84,25 @@ def entries(log: bytes) -> Iterator[bytes]:
 
 @needs_wandb
 def test_a_sweep_is_a_group_of_runs_and_a_comparison(tmp_path: Path):
-    ran = run_alone(tmp_path, "simulate", "-m", *SMALL, "trace=synthetic,mooncake", "trace.path=none", "output=sweep")
+    line = '{{"timestamp": {}, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}}\n'
+    for name, repeats in (("one", 1), ("two", 2)):
+        (tmp_path / name).write_text("".join(line.format(60_000 * at) for at in range(1 + repeats)))
+    settings = (*SMALL[1:], "trace=mooncake", "trace.path=one,two,none", "output=sweep")
+    ran = run_alone(tmp_path, "simulate", "-m", *settings)
     assert ran.returncode == 2 and "warning" not in ran.stderr, ran.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "sweep"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "one", "sweep", "two"]
     assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
     assert sorted(path.name for path in (tmp_path / "sweep" / "0").iterdir()) == ["report.html", *FILES]
     runs = sorted(runs_of(tmp_path / "sweep"), key=lambda run: (run["job_type"] == "comparison", "error" in run["summary"]))
-    finished, failed, comparison = runs
-    assert [run["display_name"] for run in runs] == ["trace=synthetic", "trace=mooncake", "sweep: comparison"]
+    *finished, failed, comparison = runs
+    assert {run["display_name"] for run in finished} == {"path=one", "path=two"}
+    assert [run["display_name"] for run in (failed, comparison)] == ["path=none", "sweep: comparison"]
     assert {(run["run_group"], run["project"]) for run in runs} == {("sweep", "kvsim")}
-    assert finished["config"]["eviction"] == "lru" and finished["exit_code"] == 0
+    assert all(run["config"]["eviction"] == "lru" and run["exit_code"] == 0 for run in finished)
     assert failed["summary"]["status"] == "failed" and failed["exit_code"] == 1
     assert "none: cannot be read" in failed["summary"]["error"]
     assert {"sweep.csv", "report.html"} <= set(comparison["files"])
-    assert comparison["summary"]["finished"] == 1 and comparison["summary"]["best_hit_rate"] > 0
+    assert comparison["summary"]["finished"] == 2 and comparison["summary"]["best_hit_rate"] > 0
     assert {"jobs", "hit rate"} <= comparison["series"][0].keys()
 
 

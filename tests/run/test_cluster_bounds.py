@@ -84,7 +84,9 @@ SHAPES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("shape", "routing"), zip(SHAPES, ["round_robin", "kv_aware"] * 3, strict=True), ids=range(len(SHAPES)))
+@pytest.mark.parametrize(
+    ("shape", "routing"), [*zip(SHAPES, ["round_robin", "kv_aware"] * 3, strict=True)], ids=range(len(SHAPES))
+)
 def test_a_cluster_hits_no_more_pages_than_its_bound(shape: tuple[str, ...], routing: str) -> None:
     """Requests are so far apart that they are served in the order of the trace."""
     cluster = plan("tiers.gpu.capacity=8pages", f"routing={routing}", *shape)

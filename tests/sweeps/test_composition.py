@@ -23,10 +23,8 @@ def compositions(loader: ConfigLoader) -> Compositions:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["output=x", "tiers.gpu.capacity=100pages", "seed=3"],
         ["output=x", "eviction=slru", "eviction.protected_hits=3", "tiers.gpu.capacity=40GiB"],
         ["eviction@tiers.cpu.eviction=arc", "tiers.cpu.capacity=1GiB", "trace=mooncake", "output='a b'", "trace.path='/a,b'"],
-        ["preset=sglang_hicache", "prefetch=threshold", "prefetch.min_tokens=512", "output=x"],
         ["trace=mooncake", "+trace.extra=1", "trace.limit=2", "output=x"],
         ["trace.sessions=20", "tiers.gpu={capacity: 5pages}", "seed=1", "output=x"],
         ["preset=sglang", "page_tokens=1", "~timeline", "seed=${page_tokens}", "output=x"],

@@ -142,7 +142,7 @@ if __name__ == "__main__":
     ("words", "message"),
     [
         (["-c", "{code}"], "eviction=Mine() cannot reach a worker process: its class is defined in a notebook or at a prompt"),
-        (["-"], "kvsim.sweep: a program on standard input has no worker processes: save it to a file"),
+        pytest.param(["-"], "kvsim.sweep: a program on standard input has no worker processes", marks=pytest.mark.long),
     ],
 )
 def test_a_policy_that_workers_cannot_import_is_refused(words: list[str], message: str, tmp_path: Path) -> None:

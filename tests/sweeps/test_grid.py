@@ -32,11 +32,6 @@ def test_a_job_leaves_out_what_its_choice_does_not_have(capsys: pytest.CaptureFi
     ]
 
 
-def test_nothing_is_said_where_all_choices_have_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = listed(capsys, "eviction=lru,arc", "page_tokens=16,32")
-    assert [line.split()[0] for line in lines] == ["job"] * 4 + ["4"]
-
-
 def test_a_tier_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     lines = listed(
         capsys, "tiers.cpu.capacity=1GiB", "eviction@tiers.cpu.eviction=lru,slru", "tiers.cpu.eviction.protected_hits=2,3"

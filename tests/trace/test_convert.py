@@ -37,7 +37,7 @@ def blocks(tokens, size):
 
 
 def tokens_file():
-    for number, tokens in enumerate(prompts(150)):
+    for number, tokens in enumerate(prompts(90)):
         answer = [RNG.randrange(1000) for _ in range(RNG.randrange(1, 9))]
         fields = {"token_ids": tokens, "output_length": len(answer), "output_token_ids": answer, "timestamp": 400 * number}
         if number % 3 == 0:
@@ -52,7 +52,7 @@ def tokens_file():
 
 
 def mooncake_file():
-    for number, tokens in enumerate(prompts(150, 40)):
+    for number, tokens in enumerate(prompts(90, 40)):
         if number in (40, 80):
             yield {"reset": "drain", **({"timestamp": 250.5 * number} if number == 80 else {})}
         line = {"input_length": len(tokens), "output_length": number % 7, "hash_ids": blocks(tokens, 4)}
@@ -61,7 +61,7 @@ def mooncake_file():
 
 
 def bailian_file():
-    for number, tokens in enumerate(prompts(150, 40)):
+    for number, tokens in enumerate(prompts(90, 40)):
         parent = number - RNG.randrange(1, 9) if number > 9 and number % 2 else -1
         times = {"chat_id": number, "parent_chat_id": parent, "timestamp": number * 1.7, "type": ["chat", "agent"][number % 2]}
         yield {**times, "turn": 1 + number % 3, "input_length": len(tokens), "output_length": 5, "hash_ids": blocks(tokens, 16)}
@@ -78,7 +78,7 @@ def weka_file():
 
 
 def lmcache_file():
-    for number, tokens in enumerate(prompts(150, 40)):
+    for number, tokens in enumerate(prompts(90, 40)):
         hashes = [f"{value:#x}" for value in blocks(tokens, 4)][: len(tokens) // 4]
         fields = {"timestamp": 1711929600 + number, "request_id": str(number), "model_name": "ab"[number % 9 == 0]}
         yield {**fields, "chunk_size": 4, "seq_len": len(tokens), "chunk_hashes": hashes}
@@ -103,7 +103,7 @@ def openai_file():
 
 
 def lengths_file():
-    for number in range(150):
+    for number in range(90):
         yield {"timestamp": 300 * number, "input_length": 20 + number % 90, "output_length": 7, "session_id": number % 20}
 
 

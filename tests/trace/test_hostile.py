@@ -20,7 +20,7 @@ from kvsim.trace.statistics import reuse_statistics, trace_statistics
 from tests.trace.hostile import BLOCKS, LOGS, RECORDS, changed_bytes, changed_records
 from tests.trace.models import make_model
 
-EXAMPLES = int(os.environ.get("KVSIM_TRACE_EXAMPLES", 10))
+EXAMPLES = int(os.environ.get("KVSIM_TRACE_EXAMPLES", 5))
 MAX_TOKENS = 50_000
 LIMITS = [f"trace.max_tokens={MAX_TOKENS}", "trace.max_line_bytes=100000"]
 FEW = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))

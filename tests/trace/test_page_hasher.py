@@ -82,6 +82,14 @@ def test_a_span_enters_the_pages_it_touches_and_all_behind():
     assert [a == b for a, b in zip(plain, with_image, strict=True)] == [True, False, False, False]
 
 
+def test_a_span_enters_the_second_page_it_touches_too():
+    """Equal images up to the end of page 1, another one from page 2 on."""
+    short = PageHasher(2).keys([0] * 6, spans=[(2, 4, "cat")])
+    long = PageHasher(2).keys([0] * 6, spans=[(2, 6, "cat")])
+    assert short[:2] == long[:2]
+    assert short[2] != long[2]
+
+
 def test_spans_with_other_content_or_another_place_within_a_page_have_other_keys():
     variants = [
         [(0, 2, "cat")],

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from kvsim.core.request import Request
 from kvsim.trace.base import Trace
 from kvsim.trace.statistics import (
-    PUBLISHED,
     WINDOWS_S,
     Prefix,
     Stretches,
@@ -55,11 +54,6 @@ def test_a_trace_in_numbers():
         "hit_rate": 18 / 39,
         "runs_per_request": 1.25,
     }
-
-
-def test_published_numbers_have_names_that_ours_have():
-    ours = trace_statistics(Trace(name="tiny", requests=REQUESTS, page_tokens=4, block_tokens=None))
-    assert all(set(numbers) <= set(ours) for numbers in PUBLISHED.values())
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), max_size=25))

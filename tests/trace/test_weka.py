@@ -173,6 +173,7 @@ def test_in_a_closed_loop_all_requests_but_the_first_of_each_lane_wait(write):
     assert all(request.after < request.index and request.delay_s >= 0 for request in waiting)
 
 
+@pytest.mark.long
 def test_the_real_sessions_have_their_published_statistics(shared, record_property):
     begin = perf_counter()
     trace = Weka(path=str(shared / "traces" / "weka_claude_code_traces_rle.jsonl.gz")).load(64)
