@@ -23,7 +23,7 @@ class Reset(NamedTuple):
 class Request:
     """One prompt and the length of its answer.
 
-    ``runs`` holds the page ids of the prompt in order: all full pages and, if the trace is read with ``tail=all``, the
+    ``runs`` has the page ids of the prompt in order, as extents: all full pages and, if the trace is read with ``tail=all``, the
     trailing partial page. It is normalised: no extent begins where the previous one ends.
     """
 
