@@ -6,6 +6,7 @@ import hydra
 import pytest
 from rich.console import Console
 
+import kvsim
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.errors import UsageError
@@ -129,6 +130,19 @@ def test_the_engine_s_own_hits_on_conversation(
 def test_the_reference_s_hits_on_conversation(shared: Path, conversation: list[Request], capacity: int, in_flight: int) -> None:
     expected = reference(shared, "vllm_model").play(as_records(conversation), capacity, in_flight)
     assert play(make_cache(capacity, page_tokens=512), conversation, in_flight) == [row[2:4] for row in expected]
+
+
+@pytest.mark.parametrize("capacity", [1_500, 6_000])
+def test_answers_are_found_once_their_request_has_finished(capacity: int) -> None:
+    """The schedule names their pages one by one. If no request overlaps another, the hits are the same."""
+    trace = kvsim.load_trace("synthetic", page_tokens=16, sessions=15)
+    for request in trace.requests:
+        request.arrival_s, request.after = 10_000.0 * request.index, -1
+    settings = ("preset=vllm", f"tiers.gpu.capacity={capacity}pages")
+    replayed, simulated = (run(trace, *settings).hit_pages for run in (kvsim.replay, kvsim.simulate))
+    assert (replayed == simulated).all()
+    without = kvsim.replay(trace, *settings, "rules.cache_output=false").hit_pages
+    assert replayed.sum() > 0 and (replayed != without).any()
 
 
 def test_the_tree_of_both_tiers_can_be_drawn() -> None:
