@@ -110,6 +110,12 @@ class Request:
         pages = -(-tokens // page_tokens)
         return pages if pages > self.prompt_pages else self.prompt_pages
 
+    def pages_of_sample(self, page_tokens: int, *, hold_output: bool) -> int:
+        """Return how many pages it takes while it runs, with its output or without; for several samples, those of one."""
+        if not hold_output:
+            return self.prompt_pages
+        return self.pages_for(self.prompt_tokens + self.output_tokens, page_tokens)
+
     def lookup_pages(self, page_tokens: int) -> int:
         """Return how many leading pages a look-up covers that leaves out the prompt's last token, which is always computed.
 

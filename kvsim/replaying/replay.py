@@ -59,15 +59,16 @@ class Replay:
 
     def _play(self, requests: list[Request]) -> list[Hits | None]:
         """Play some requests. Returns the hit pages of each by tier; None for a request that can never fit."""
-        live, settings, page_tokens = self.live, self.settings, self.server.page_tokens
-        serve, finish, in_flight = self.server.serve, self.server.finish_request, settings.in_flight
+        live, page_tokens = self.live, self.server.page_tokens
+        in_flight, hold_output = self.settings.in_flight, self.settings.hold_output
+        serve, finish = self.server.serve, self.server.finish_request
         rows: list[Hits | None] = []
         for request in requests:
             if len(live) >= in_flight:
                 finish(live.popleft())
             if request.resets:
                 self._reset(request.resets)
-            pages, now = settings.pages_of_sample(request, page_tokens), request.arrival_s
+            pages, now = request.pages_of_sample(page_tokens, hold_output=hold_output), request.arrival_s
             lease = serve(request, pages, now)
             while lease is None and live:
                 finish(live.popleft())

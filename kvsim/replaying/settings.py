@@ -35,12 +35,7 @@ class ReplaySettings:
         """Prompt tokens that one step computes of a model with recurrent layers; 0: whole prompts."""
         return PREFILL_CHUNK_TOKENS if self.prefill_chunk_tokens is None else self.prefill_chunk_tokens
 
-    def pages_of_sample(self, request: Request, page_tokens: int) -> int:
-        """Return the pages that a request takes while it runs; if it is for several samples, those of one of them."""
-        if not self.hold_output:
-            return request.prompt_pages
-        return request.pages_for(request.prompt_tokens + request.output_tokens, page_tokens)
-
     def pages_taken(self, requests: Sequence[Request], page_tokens: int) -> list[int]:
         """Return the pages that each request takes in all while it runs."""
-        return [request.pages_with_all(self.pages_of_sample(request, page_tokens), page_tokens) for request in requests]
+        of_samples = [request.pages_of_sample(page_tokens, hold_output=self.hold_output) for request in requests]
+        return [request.pages_with_all(pages, page_tokens) for request, pages in zip(requests, of_samples, strict=True)]
