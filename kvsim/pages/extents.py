@@ -58,7 +58,9 @@ def last_pages(extents: tuple[Extent, ...], pages: int) -> tuple[Extent, ...]:
 
 
 def join_extents(first: tuple[Extent, ...], second: tuple[Extent, ...]) -> tuple[Extent, ...]:
-    """Join the extents of a path with the extents that follow on it; neither may be empty."""
+    """Join the extents of a path with the extents that follow on it."""
+    if not (first and second):
+        return first or second
     start, pages = first[-1]
     if start + pages == second[0][0]:
         return (*first[:-1], (start, pages + second[0][1]), *second[1:])

@@ -22,7 +22,7 @@ def with_answer(request: Request) -> Request:
     """Return the request with the pages of its answer, if known, appended to its prompt."""
     if not request.output_runs:
         return request
-    extents = join_extents(request.runs, request.output_runs) if request.runs else request.output_runs
+    extents = join_extents(request.runs, request.output_runs)
     return replace(request, runs=extents, prompt_pages=count_pages(extents))
 
 

@@ -145,6 +145,7 @@ def build_setup(plan: Plan, graph: Graph, requests: Sequence[Request]) -> CacheS
     """Return what a cache of these tiers is made of. Raises UsageError if the checkpoint policy lacks an input."""
     tiers, edges = graph
     hybrid = _hybrid_settings(plan, tiers, requests) if plan.model.is_hybrid else None
+    reads_ahead = any(kind_of(tier.name).is_far for tier in plan.tiers)
     return CacheSetup(
         tiers=tiers,
         edges=edges,
@@ -152,7 +153,7 @@ def build_setup(plan: Plan, graph: Graph, requests: Sequence[Request]) -> CacheS
         hybrid=hybrid,
         prefill_chunk_tokens=plan.replay.prefill_chunk_tokens or 0,
         copy_steps=plan.replay.copy_steps,
-        prefetch=_bound_prefetch(plan, requests, tiers) if plan.rules.asks_prefetch else None,
+        prefetch=_bound_prefetch(plan, requests, tiers) if plan.rules.asks_prefetch and reads_ahead else None,
     )
 
 
@@ -211,17 +212,13 @@ def _hybrid_settings(plan: Plan, tiers: list[Tier], requests: Sequence[Request])
 
 def build_prefetching(plan: Plan, requests: Sequence[Request], cache: Any) -> Prefetching:
     """Build the prefetches of one engine."""
-    policy = _policy_of_its_own(plan, plan.prefetch)
-    bind("prefetch", policy, context(plan, requests, cache.tiers[0] if len(plan.tiers) == 1 else _second(plan, cache.tiers)))
-    return Prefetching(cache, policy, Offer)
+    return Prefetching(cache, _bound_prefetch(plan, requests, cache.tiers), Offer)
 
 
-def _bound_prefetch(plan: Plan, requests: Sequence[Request], tiers: Sequence[Tier]) -> PrefetchPolicy | None:
-    """Return the prefetch policy for an engine's own cache; None without a tier to read from."""
-    if not any(kind_of(tier.name).is_far for tier in plan.tiers):
-        return None
+def _bound_prefetch(plan: Plan, requests: Sequence[Request], tiers: Sequence[Tier]) -> PrefetchPolicy:
+    """Return the prefetch policy of one engine or cache."""
     policy = _policy_of_its_own(plan, plan.prefetch)
-    bind("prefetch", policy, context(plan, requests, _second(plan, tiers)))
+    bind("prefetch", policy, context(plan, requests, tiers[0] if len(plan.tiers) == 1 else _second(plan, tiers)))
     return policy
 
 

@@ -217,8 +217,7 @@ class HybridCache(ServedCache):
             if lease.is_finishing:
                 full = self._full_pages(request)
                 stop = lease.node.depth + lease.node.pages
-                prompt, answer = split_extents(extents, full)[0], request.output_runs or ()
-                extents = join_extents(prompt, answer) if prompt else answer
+                extents = join_extents(split_extents(extents, full)[0], request.output_runs or ())
                 depths = self._on_grid(self._after_answer(full, stop), full, stop)
             self._save_all(lease, extents, depths)
         states.save_after = []

@@ -13,6 +13,7 @@ def test_the_last_pages_of_a_path_are_dropped(dropped: int, left: tuple[Extent, 
 def test_paths_are_joined_in_normal_form():
     assert join_extents(((1, 2), (8, 3)), ((11, 4), (20, 1))) == ((1, 2), (8, 7), (20, 1))
     assert join_extents(((1, 2),), ((8, 3),)) == ((1, 2), (8, 3))
+    assert join_extents(((1, 2),), ()) == join_extents((), ((1, 2),)) == ((1, 2),) and join_extents((), ()) == ()
 
 
 def test_an_extent_that_continues_the_last_one_joins_it():

@@ -133,12 +133,11 @@ class LightLLMCache(Server):
 
     def _path(self, request: Request) -> tuple[Extent, ...]:
         """Return the page ids of everything that enters the tree."""
-        prompt, answer = request.runs, request.output_runs
         if not self._rules.cache_output:
-            return prompt
+            return request.runs
         if request.own_path is not None:
             return request.own_path
-        return join_extents(prompt, answer) if prompt and answer else prompt or answer or ()
+        return join_extents(request.runs, request.output_runs or ())
 
     # --- GPU -------------------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,7 @@ STRIDE = 1 << 32
 
 def join_answer(request: Request) -> tuple[Extent, ...]:
     """Return the page ids of the prompt and, as far as they are known, of the answer."""
-    answer = request.output_runs or ()
-    return join_extents(request.runs, answer) if request.runs and answer else request.runs or answer
+    return join_extents(request.runs, request.output_runs or ())
 
 
 def pad(path: tuple[Extent, ...], request: Request, pages: int) -> tuple[Extent, ...]:

@@ -11,12 +11,10 @@ from kvsim.engines.sglang.hosted_nodes import HostedNodeCache
 from kvsim.engines.sglang.stateful_nodes import StatefulNodeCache
 from kvsim.engines.sglang.unified_nodes import UnifiedNodeCache
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
+from kvsim.hardware.tier_kinds import kind_of
 from kvsim.numbers import Whole, check_settings
 
-NAMES = {"cpu": "CPU", "disk": "disk"}
 OTHER = "choose write_through, write_through_selective or write_back, or set rules=default"
-
-
 VERSIONS = ("0.5.23", "0.5.15")
 PREFETCH_COUNTS = ("stored", "unmatched")
 
@@ -70,7 +68,7 @@ class SGLangRules(Rules):
         super().check(command, tiers)
         for name, tier in (("load_min_tokens", "cpu"), ("version", "cpu"), ("prefetch_counts", "disk")):
             if tier not in tiers and getattr(self, name) != getattr(SGLangRules, name):
-                raise ValueError(f"{name} has no effect without a {NAMES[tier]} tier: set tiers.{tier}.capacity")
+                raise ValueError(f"{name} has no effect without a {kind_of(tier).label} tier: set tiers.{tier}.capacity")
         if "disk" in tiers and "cpu" not in tiers:
             raise ValueError("SGLang's storage is read into host memory: set tiers.cpu.capacity")
         if not self.is_unified and "disk" in tiers:

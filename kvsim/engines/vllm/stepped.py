@@ -55,9 +55,7 @@ class SteppedCache(ServedCache):
     def _path(self, request: Request) -> tuple[Extent, ...]:
         """Return the pages of a request that get names."""
         answer = request.output_runs if self._cache_output else None
-        if not (answer and request.runs):
-            return answer or request.runs
-        return join_extents(request.runs, answer)
+        return join_extents(request.runs, answer or ())
 
     def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0, in_all: int = 0) -> bool:
         has_room = self.pool.has_room(lease.path, max(pages, in_all))
