@@ -194,8 +194,8 @@ def tiers(setup: Setup) -> Iterator[Row]:
 
 
 def simulation(setup: Setup) -> Iterator[Row]:
-    """Three tiers with all transfers, chunked prefill and decode on a virtual clock."""
-    choices = (*three_tiers(), "eviction=lru", "prefetch=threshold")
+    """Three tiers with all transfers, chunked prefill and decode on a virtual clock, on GPUs that have the memory for them."""
+    choices = (*three_tiers(), "hardware.gpus=4", "eviction=lru", "prefetch=threshold")
     settings = {size: (*conversation(setup, size), *choices) for size in TIER_PAGE_SIZES}
     for size, found in setup.measure("simulate", settings).items():
         yield SIMULATION[size].judge(f"simulate, three tiers, write_back, {size}-token pages", found)
