@@ -65,9 +65,9 @@ def test_the_file_is_a_machine_that_a_simulation_takes(folder: Path, capsys: pyt
         (kind := getattr(spec.noise, name)).each[5][0] == 0.5 and len(kind.each) == 13 and 0 <= kind.run < 1 for name in KINDS
     )
     assert "Noise: factors of durations" in shown and "  prefill_steps:\n    run: " in text and "\n  seed: 0\n" in text
-    assert spec.step_overhead_s >= 0 and spec.prefill_overhead_s >= 0 and spec.prefill_launch_s > 0
+    assert min(spec.step_overhead_s, spec.prefill_overhead_s, spec.prefill_launch_s) >= 0
     assert 0 <= spec.compute_curves.repeated_context_share <= 1 and "decode attention, repeated / own context" in shown
-    assert spec.leap_overhead_s >= 0 and spec.copy_overhead_s > 0 and spec.copy_launch_s >= 0 <= spec.copy_leap_s
+    assert min(spec.leap_overhead_s, spec.copy_overhead_s, spec.copy_launch_s, spec.copy_leap_s) >= 0
     assert "extra overhead of decode steps in a row, µs" in shown and "extra latency of copies while serving, µs" in shown
 
 
