@@ -98,7 +98,7 @@ class Schedule(metaclass=ABCMeta):
 
     @abstractmethod
     def form(self) -> Any:
-        """Form the next step. A generator of events to wait for, which returns a ``Step``, ``PLAN_AGAIN``, or None for no step."""
+        """Form the next step. Generates events to wait for, and returns a ``Step``, ``PLAN_AGAIN``, or None for no step."""
 
     @abstractmethod
     def ended(self, step: Step, steps: int) -> None:
