@@ -98,7 +98,7 @@ class Rules:
                     f"{field.name} has no effect on kvsim {command} with tiers {', '.join(tiers)}, which uses kvsim's own rules: "
                     "leave it out"
                 )
-        return Rules(recompute_last_token=self.recompute_last_token, cache_output=self.cache_output)
+        return Rules(recompute_last_token=self.recompute_last_token, cache_output=bool(self.cache_output))
 
     def covers(self, command: str, tiers: Sequence[str]) -> bool:
         """Whether the rules apply to a command with these tiers, or refuse it, instead of giving way to kvsim's own."""

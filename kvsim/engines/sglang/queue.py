@@ -23,7 +23,7 @@ SHARED_TOKENS: Final = 32
 
 
 def check_policy(policy: object) -> None:
-    """Raise ValueError for a scheduling policy that SGLang does not have, or for settings of one that are not SGLang's."""
+    """Raise ValueError for a scheduling policy that SGLang does not have, or for settings that are not SGLang's."""
     plain: SchedulingPolicy
     if type(policy) is FCFS:
         return

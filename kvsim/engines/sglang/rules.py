@@ -82,7 +82,7 @@ class SGLangRules(Rules):
         if self.mixed_chunk and not self.chunked_prefill:
             raise ValueError("mixed_chunk has no effect with chunked_prefill=false: leave one of them out")
         if self.ignore_eos and self.declared_output_tokens is not None:
-            raise ValueError("declared_output_tokens contradicts ignore_eos, by which answers are as long as declared: leave it out")
+            raise ValueError("ignore_eos makes answers as long as declared: leave declared_output_tokens out")
 
     def covers(self, command: str, tiers: Sequence[str]) -> bool:
         return command not in IN_TIME or command == "simulate" and list(tiers) == ["gpu"]
@@ -109,7 +109,7 @@ class SGLangRules(Rules):
         check_policy(scheduling)
         if self.chunked_prefill and max_batch_tokens % page_tokens:
             raise ValueError(
-                f"engine.max_batch_tokens={max_batch_tokens} must be a multiple of page_tokens={page_tokens}, as chunks are in SGLang"
+                f"engine.max_batch_tokens={max_batch_tokens} must be a multiple of page_tokens={page_tokens}, as SGLang's chunks are"
             )
 
     def cache(self, setup: CacheSetup) -> SteppedNodes:
