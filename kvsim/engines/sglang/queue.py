@@ -23,7 +23,7 @@ SHARED_TOKENS: Final = 32
 
 
 def check_policy(policy: object) -> None:
-    """Raise ValueError for a scheduling policy that SGLang does not have, or for settings that are not SGLang's."""
+    """Raise ValueError for a scheduling policy that SGLang does not have, or with settings that it does no"""
     plain: SchedulingPolicy
     if type(policy) is FCFS:
         return
@@ -33,8 +33,8 @@ def check_policy(policy: object) -> None:
         plain = DfsWeight()
     else:
         raise ValueError(
-            f"scheduling: {type(policy).__name__}: SGLang's schedule is by arrival, by prefix or depth first: set scheduling=fcfs, "
-            "scheduling=longest_prefix or scheduling=dfs_weight, or rules=default"
+            f"scheduling: {type(policy).__name__}: SGLang's schedule is by arrival, by prefix or depth first: set "
+            "scheduling=fcfs, scheduling=longest_prefix or scheduling=dfs_weight, or rules=default"
         )
     for name in ("max_wait_s", "fcfs_above", "in_batch_duplicates", "check_up_to_tokens", "shared_tokens"):
         value, expected = getattr(policy, name, None), getattr(plain, name, None)

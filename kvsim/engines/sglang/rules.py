@@ -109,7 +109,7 @@ class SGLangRules(Rules):
         check_policy(scheduling)
         if self.chunked_prefill and max_batch_tokens % page_tokens:
             raise ValueError(
-                f"engine.max_batch_tokens={max_batch_tokens} must be a multiple of page_tokens={page_tokens}, as SGLang's chunks are"
+                f"engine.max_batch_tokens={max_batch_tokens} must be a multiple of page_tokens={page_tokens}, as in SGLang"
             )
 
     def cache(self, setup: CacheSetup) -> SteppedNodes:
