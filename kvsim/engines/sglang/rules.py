@@ -100,7 +100,7 @@ class SGLangRules(Rules):
     def _check_replay(self, command: str) -> None:
         """Raise ValueError for settings that only a simulation has."""
         if self.cache_output:
-            raise ValueError(f"cache_output=true is not supported by SGLang's rules in a replay: set it to false, {OWN}")
+            raise ValueError(f"cache_output=true is not supported by SGLang's rules: set it to false, {OWN}")
         for field in fields(self):
             if field.name in OF_SCHEDULE and getattr(self, field.name) != field.default:
                 raise ValueError(f"{field.name} has no effect on kvsim {command}, which has no schedule: leave it out")

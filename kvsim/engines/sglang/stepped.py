@@ -84,10 +84,13 @@ class SteppedNodes(ServedCache):
         return join_runs(request.runs, answer) if request.runs else answer
 
     def _follow(self, request: Request, tokens: int) -> tuple[list[Node], tuple[Run, ...]]:
-        """Look up a request's first ``tokens`` tokens, in whole pages. Returns the nodes found, and the pages after them."""
+        """Look up a request's first ``tokens`` tokens, in whole pages. Returns the nodes found, and the pages after them.
+
+        n tokens make n keys or, with ``bigram``, n - 1 pairs.
+        """
         residency, nodes = self.residency, self.nodes
         now = residency.tick(residency.now)
-        runs, _ = split_runs(self._path(request), tokens // self.page_tokens)
+        runs, _ = split_runs(self._path(request), max(0, tokens - request.bigram) // self.page_tokens)
         path, partial, agreed, rest = residency.tree.walk(residency.tree.root, runs)
         if partial is not None:
             path.append(nodes.cut_at(partial, agreed, now))
