@@ -1,4 +1,4 @@
-"""Is the schedule of ``preset=vllm`` and ``preset=sglang`` in a simulation, request by request and step by step, the engine's own?
+"""Are the schedules of ``preset=vllm`` and ``preset=sglang``, request by request and step by step, those of the engines?
 
 Schedules were recorded with vLLM 0.33.0's scheduler V1 and with SGLang 0.5.23's scheduler in virtual time, a step taking what
 ``hardware=linear`` gives: requests of the Mooncake conversation and of a made-up trace, and cases of two to six requests that
