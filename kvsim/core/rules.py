@@ -1,6 +1,6 @@
 """Rules in which real engines differ from each other. An engine that differs more deeply has a subclass with its own cache."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -83,10 +83,6 @@ class Rules:
     asks_prefetch: ClassVar[bool] = False
     """Whether a replay by an engine's rules asks the prefetch policy what to read ahead."""
 
-    caches_known_answers: ClassVar[bool] = False
-    """Whether a preset's ``cache_output=true`` is meant for traces that have the tokens of their answers, and has no effect on
-    others. What the user sets always holds."""
-
     decides_checkpoints: ClassVar[bool] = False
     """Whether the engine itself decides where states are saved, so that no checkpoint policy is asked."""
 
@@ -99,9 +95,9 @@ class Rules:
     recompute_last_token: bool = True
     """The last prompt token is always computed, so a fully cached prompt that ends on a page boundary loses its last page."""
 
-    cache_output: bool = False
+    cache_output: bool | None = False
     """The answer of a finished request is cached too: the full pages of prompt and answer, without the answer's last token,
-    whose KV is never computed. Needs a trace with the tokens of its answers."""
+    whose KV is never computed. True needs a trace with the tokens of its answers; None caches those of such a trace."""
 
     def can_cache_answers(self, command: str, tiers: Sequence[str]) -> bool:
         """Whether ``cache_output`` is supported on a command with the tiers of these names."""
@@ -112,7 +108,7 @@ class Rules:
 
         Raises ValueError for one of an engine's own settings that then has no effect.
         """
-        if (self.covers_time or command not in IN_TIME) and (self.refuses_other_tiers or set(tiers) <= set(self.covered_tiers)):
+        if self.covers(command, tiers):
             return self
         known = {field.name for field in fields(Rules)}
         for field in fields(self):
@@ -122,6 +118,11 @@ class Rules:
                     "leave it out"
                 )
         return Rules(recompute_last_token=self.recompute_last_token, cache_output=self.cache_output)
+
+    def covers(self, command: str, tiers: Sequence[str]) -> bool:
+        """Whether the rules apply to a command with these tiers, or refuse it, instead of giving way to kvsim's own."""
+        in_time = self.covers_time or command not in IN_TIME
+        return in_time and (self.refuses_other_tiers or set(tiers) <= set(self.covered_tiers))
 
     def check(self, command: str, tiers: Sequence[str]) -> None:
         """Raise ValueError if the rules do not support ``command``, one of the tiers with these names, or a setting."""
@@ -133,6 +134,9 @@ class Rules:
             if field.name in self.fixed_settings and (value := getattr(self, field.name)) != field.default:
                 setting, default = f"{field.name}={value}".lower(), str(field.default).lower()
                 raise ValueError(f"{setting} is not supported by {whose}: set it to {default}, {OWN}")
+
+    def check_schedule(self, scheduling: Any, page_tokens: int, max_batch_tokens: int) -> None:
+        """Raise ValueError if the rules, which apply to a simulation, do not support its scheduling policy or its steps."""
 
     def check_requests(
         self, requests: Sequence[Request], pages: Sequence[int], capacities: Mapping[str, int | None], page_tokens: int
@@ -151,4 +155,9 @@ class Rules:
 
     def cache(self, setup: CacheSetup) -> ServedCache | None:
         """Return an empty cache from which an engine in time serves requests by these rules; None for kvsim's own cache."""
+        return None
+
+    def scheduler(self) -> Callable[[Any], Any] | None:
+        """Return what makes an engine's schedule by these rules (``kvsim/engine/schedule.py``) of the engine's parts; None for
+        kvsim's own schedule."""
         return None

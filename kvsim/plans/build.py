@@ -101,7 +101,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
     gpu_memory = gpu_memory_of(config, model, hardware, keys)
     tiers = tier_plans(config, run.page_tokens, model, cluster, gpu_memory, keys)
     disk_scope = next((tier.scope for tier in tiers if kind_of(tier.name).medium == FILE), "host")
-    rules, rules_note, answers_if_known = _rules(config, command, [tier.name for tier in tiers], keys)
+    rules, rules_note = _rules(config, command, [tier.name for tier in tiers])
     validation = _validation_settings(config.get("validate"))
     plan = Plan(
         trace=trace,
@@ -120,7 +120,6 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
         layout=cluster.layout(disk_scope),
         decode_routing=_decode_routing(config),
         rules_note=rules_note,
-        answers_if_known=answers_if_known,
         replay=construct(ReplaySettings, config.get("replay"), "replay"),
         substrate="hardware" if command == "validate" and not validation.measured else run.substrate,
         disk=construct(DiskSettings, config.get("disk"), "disk"),
@@ -141,8 +140,8 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
         choices=choices,
         model_note=source.note(),
     )
-    if answers_if_known and command == "replay" and not plan.replay.hold_output:
-        plan = plan.without_answers()
+    if rules.cache_output is None and command == "replay" and not plan.replay.hold_output:
+        plan = plan.with_answers(False)
     refuse_infinite("", config)
     if is_search:
         check_search(plan, keys)
@@ -246,22 +245,19 @@ def check_output(folder: Path) -> None:
         raise UsageError(f"output: cannot write to {folder}: {error.strerror}; choose another folder with output=DIR") from error
 
 
-def _rules(config: Config, command: str, tiers: list[str], keys: set[str]) -> tuple[Rules, str, bool]:
-    """Return the rules that apply to a command with these tiers; if they stand in for those of an engine, a line about it; and
-    whether answers are cached only if the trace has their tokens."""
+def _rules(config: Config, command: str, tiers: list[str]) -> tuple[Rules, str]:
+    """Return the rules that apply to a command with these tiers and, if they stand in for those of an engine, a line about it."""
     chosen = construct(Rules, config.get("rules"), "rules")
-    is_optional = chosen.cache_output and chosen.caches_known_answers and not given(keys, "rules.cache_output")
-    if is_optional and not chosen.can_cache_answers(command, tiers):
-        chosen, is_optional = replace(chosen, cache_output=False), False
+    if chosen.cache_output is None and not chosen.can_cache_answers(command, tiers):
+        chosen = replace(chosen, cache_output=False)
         config["rules"]["cache_output"] = False
     try:
         applied = chosen.for_command(command, tiers)
     except ValueError as error:
         raise UsageError(with_key("rules", str(error), config["rules"])) from error
     if applied.engine == chosen.engine:
-        return applied, "", is_optional
-    note = f"kvsim's own: those of {chosen.engine} do not cover kvsim {command} with tiers {', '.join(tiers)}"
-    return applied, note, is_optional
+        return applied, ""
+    return applied, f"kvsim's own: those of {chosen.engine} do not cover kvsim {command} with tiers {', '.join(tiers)}"
 
 
 def _with_stores(hardware: HardwareSpec, config: Config, tiers: list[TierPlan], disk_scope: str) -> HardwareSpec:

@@ -92,18 +92,15 @@ class Plan:
     """The resolved configuration for the record, without settings that do not affect the result, such as the folder."""
     gpu_memory: GpuMemory | None = None
     """How an engine's GPU memory is divided; None unless the size of its GPU tier was chosen by that (``capacity=auto``)."""
-    answers_if_known: bool = False
-    """Whether answers are to be cached only if the trace has their tokens, since a preset asks for it and not the user."""
     model_note: str = ""
     """If the model was read from a file, a line that says what was understood."""
     choices: dict[str, str] = field(default_factory=dict)
     """The name that was chosen from each group: what tables call the policies. Has no influence on the result."""
 
-    def without_answers(self) -> "Plan":
-        """Return the plan with answers that are not cached."""
-        rules = replace(self.rules, cache_output=False)
-        recorded = {**self.config, "rules": {**self.config["rules"], "cache_output": False}}
-        return replace(self, rules=rules, config=recorded, answers_if_known=False)
+    def with_answers(self, cache_output: bool) -> "Plan":
+        """Return the plan with answers that are cached, or are not."""
+        recorded = {**self.config, "rules": {**self.config["rules"], "cache_output": cache_output}}
+        return replace(self, rules=replace(self.rules, cache_output=cache_output), config=recorded)
 
     def begun(self, command: str) -> Config:
         """Return the fields of a result that are known before the run."""

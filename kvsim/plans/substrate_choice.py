@@ -59,7 +59,7 @@ def open_hardware(plan: Plan, requests: Sequence[Request], caches: Sequence[Serv
         max_batch_tokens=plan.engine.max_batch_tokens,
         max_running_requests=plan.engine.max_running_requests,
         is_layerwise=plan.engine.overlap == "layerwise",
-        caches_output=plan.rules.cache_output,
+        caches_output=bool(plan.rules.cache_output),
         seed=plan.seed,
         page_ids=1 + max((last_page(request) for request in requests), default=-1),
         key=key,

@@ -246,7 +246,16 @@ def build_cluster(
             bind("scheduling", scheduling, context(plan, requests, gpu))
             prefetching = build_prefetching(plan, requests, cache)
             engines[gpu.owner] = Engine(
-                substrate, cache, prefetching, plan.engine, scheduling, number=gpu.owner, gpu=gpu, mover=mover, watches=watches
+                substrate,
+                cache,
+                prefetching,
+                plan.engine,
+                scheduling,
+                number=gpu.owner,
+                gpu=gpu,
+                mover=mover,
+                watches=watches,
+                schedule=plan.rules.scheduler(),
             )
     ordered, layout = [engines[number] for number in sorted(engines)], plan.layout
     if layout.engines == 1:

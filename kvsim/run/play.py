@@ -136,8 +136,8 @@ def upper_bound(plan: Plan, requests: list[Request], belady: Belady | None = Non
 
 
 def with_known_answers(plan: Plan, requests: Sequence[Request]) -> Plan:
-    """Return the plan; without cached answers if only a preset asks for them and the trace does not have their tokens."""
-    return plan if not plan.answers_if_known or _has_answers(plan, requests) else plan.without_answers()
+    """Return the plan with answers that are cached or are not, by what the trace has if the rules leave that to it."""
+    return plan if plan.rules.cache_output is not None else plan.with_answers(_has_answers(plan, requests))
 
 
 def _has_answers(plan: Plan, requests: Sequence[Request]) -> bool:

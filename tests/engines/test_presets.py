@@ -11,6 +11,7 @@ from kvsim.cli import main
 from kvsim.core.rules import Rules
 from kvsim.engine.columns import hit_tokens
 from kvsim.engines.sglang.hosted_nodes import HostedNodeCache
+from kvsim.engines.sglang.rules import SGLangRules
 from kvsim.engines.sglang.unified_nodes import UnifiedNodeCache
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
 from kvsim.errors import UsageError
@@ -51,7 +52,7 @@ def cache_of(built: Plan) -> object:
 
 def test_tiers_answers_and_the_version_choose_between_the_caches_of_sglang() -> None:
     old = "rules.version=0.5.15"
-    assert type(cache_of(plan("preset=sglang"))) is UnifiedNodeCache
+    assert type(cache_of(plan("preset=sglang", "rules.cache_output=true"))) is UnifiedNodeCache
     assert type(cache_of(plan("preset=sglang", "rules.cache_output=false"))) is WholeNodeCache
     assert type(cache_of(plan("preset=sglang_hicache"))) is UnifiedNodeCache
     assert type(cache_of(plan("preset=sglang", "tiers.cpu.capacity=10GiB"))) is UnifiedNodeCache
@@ -75,10 +76,12 @@ def test_settings_of_the_rules_reach_the_cache() -> None:
         assert (cache._load_min_tokens, cache._recompute_last_token) == (77, False)
 
 
-def test_sglang_s_rules_are_not_simulated_and_the_result_says_so() -> None:
-    built = plan("preset=sglang", command="simulate")
-    assert built.rules == Rules(cache_output=True)
-    assert built.rules_note == "kvsim's own: those of SGLang do not cover kvsim simulate with tiers gpu"
+def test_sglang_s_rules_are_simulated_with_a_gpu_only_and_the_result_says_so() -> None:
+    built = plan("preset=sglang_hicache", command="simulate")
+    assert built.rules == Rules(cache_output=None)
+    assert built.rules_note == "kvsim's own: those of SGLang do not cover kvsim simulate with tiers gpu, cpu"
+    assert isinstance(plan("preset=sglang", command="simulate").rules, SGLangRules)
+    assert plan("preset=sglang", command="simulate").rules_note == ""
     assert plan("preset=sglang", "rules=default", command="simulate").rules_note == ""
     assert plan("preset=sglang").rules_note == ""
     assert problem("preset=sglang_hicache", "rules.load_min_tokens=5", command="simulate") == (

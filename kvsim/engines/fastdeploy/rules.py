@@ -58,7 +58,7 @@ class FastDeployRules(Rules):
             setup.page_tokens,
             storage=storage,
             recompute_last_token=self.recompute_last_token,
-            cache_output=self.cache_output,
+            cache_output=bool(self.cache_output),
         )
 
 

@@ -1,19 +1,34 @@
 """The rules of SGLang's radix cache and of its hierarchical cache."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
-from kvsim.core.rules import OWN, CacheSetup, Rules
+from kvsim.core.rules import IN_TIME, OWN, CacheSetup, Rules
 from kvsim.core.serving import Server
 from kvsim.core.tier import CPU, DISK, Edge
+from kvsim.engine.schedule import Parts
+from kvsim.engines.sglang.budget import PassSettings
 from kvsim.engines.sglang.hosted_nodes import HostedNodeCache
+from kvsim.engines.sglang.queue import check_policy
+from kvsim.engines.sglang.schedule import NodeSchedule
 from kvsim.engines.sglang.stateful_nodes import StatefulNodeCache
+from kvsim.engines.sglang.stepped import SteppedNodes
 from kvsim.engines.sglang.unified_nodes import UnifiedNodeCache
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
 from kvsim.hardware.tier_kinds import kind_of
-from kvsim.numbers import Whole, check_settings
+from kvsim.numbers import Real, Whole, check_settings
 
+LOOPS = ("overlap", "plain")
+OF_SCHEDULE = (
+    "loop",
+    "mixed_chunk",
+    "chunked_prefill",
+    "max_prefill_tokens",
+    "schedule_conservativeness",
+    "ignore_eos",
+    "declared_output_tokens",
+)
 OTHER = "choose write_through, write_through_selective or write_back, or set rules=default"
 VERSIONS = ("0.5.23", "0.5.15")
 PREFETCH_COUNTS = ("stored", "unmatched")
@@ -23,21 +38,21 @@ PREFETCH_COUNTS = ("stored", "unmatched")
 class SGLangRules(Rules):
     """Nodes are evicted and moved as a whole, and a look-up alone refreshes them. Policies decide everything else.
 
-    They have no clock and apply to ``kvsim replay`` only. All other commands use kvsim's own rules with the same settings.
-
-    GPU only            RadixCache (SGLang 0.5.23), as ``WholeNodeCache``; with answers or prefill chunks, ``UnifiedNodeCache``
+    GPU only            RadixCache (SGLang 0.5.23), as ``WholeNodeCache``; with answers or prefill chunks, ``UnifiedNodeCache``;
+                        in ``kvsim simulate`` also its scheduler (``NodeSchedule``)
     GPU, CPU and disk   UnifiedRadixCache (0.5.23), as ``UnifiedNodeCache``; the disk tier stands for SGLang's storage
     version=0.5.15      GPU and CPU: HiRadixCache, as ``HostedNodeCache``
+
+    With more tiers than the GPU they have no clock: simulations use kvsim's own rules with the same settings, as does
+    ``kvsim validate``.
     """
 
     engine: ClassVar[str] = "SGLang"
-    covers_time: ClassVar[bool] = False
     covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu", "disk")
     refuses_other_tiers: ClassVar[bool] = True
     prefills_in_chunks: ClassVar[bool] = True
     counts_steps: ClassVar[bool] = True
     asks_prefetch: ClassVar[bool] = True
-    caches_known_answers: ClassVar[bool] = True
     has_bigram_keys: ClassVar[bool] = True
 
     version: str = VERSIONS[0]
@@ -50,11 +65,42 @@ class SGLangRules(Rules):
     """The pages that the host makes room for before a prefetch, and that the prefetch policy is asked about: those that storage
     has (since SGLang's pull request 19320), or all pages of the prompt that a look-up has not found (before)."""
 
+    cache_output: bool | None = None
+
+    loop: str = "overlap"
+    """overlap: a step is scheduled while the one before it runs; plain: after it (``--disable-overlap-schedule``)."""
+
+    mixed_chunk: bool = False
+    """Whether running requests decode in the steps of prompts, too (``--enable-mixed-chunk``)."""
+
+    chunked_prefill: bool = True
+    """Whether prompts are computed in chunks of ``engine.max_batch_tokens``; otherwise as a whole
+    (``--chunked-prefill-size -1``)."""
+
+    max_prefill_tokens: int = 16384
+    """Prompt tokens of a step after which it takes no further request (``--max-prefill-tokens``)."""
+
+    schedule_conservativeness: float = 1.0
+    """Above 1: more memory is kept for answers, and fewer requests are retracted (``--schedule-conservativeness``)."""
+
+    ignore_eos: bool = False
+    """Whether requests are known to generate all that they declare, so that memory is kept for all of it."""
+
+    declared_output_tokens: int | None = None
+    """Longest answer that each request declares (``max_new_tokens``), at least its own. None: the length of its answer."""
+
     def __post_init__(self) -> None:
         check_settings(self, Whole(), "load_min_tokens")
-        for name, known in (("version", VERSIONS), ("prefetch_counts", PREFETCH_COUNTS)):
+        check_settings(self, Whole(1), "max_prefill_tokens")
+        check_settings(self, Whole(1), "declared_output_tokens", or_null=True, hint="null declares the length of each answer")
+        check_settings(self, Real(above=0), "schedule_conservativeness")
+        for name, known in (("version", VERSIONS), ("prefetch_counts", PREFETCH_COUNTS), ("loop", LOOPS)):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} must be {' or '.join(known)}, not {value}")
+        if self.mixed_chunk and not self.chunked_prefill:
+            raise ValueError("mixed_chunk has no effect with chunked_prefill=false: leave one of them out")
+        if self.ignore_eos and self.declared_output_tokens is not None:
+            raise ValueError("ignore_eos makes answers as long as declared: leave declared_output_tokens out")
 
     @property
     def is_unified(self) -> bool:
@@ -63,6 +109,9 @@ class SGLangRules(Rules):
 
     def can_cache_answers(self, command: str, tiers: Sequence[str]) -> bool:
         return self.is_unified
+
+    def covers(self, command: str, tiers: Sequence[str]) -> bool:
+        return command not in IN_TIME or command == "simulate" and list(tiers) == ["gpu"]
 
     def check(self, command: str, tiers: Sequence[str]) -> None:
         super().check(command, tiers)
@@ -75,6 +124,41 @@ class SGLangRules(Rules):
             raise ValueError(f"version={self.version} has no disk tier: set tiers.disk.capacity=0, or version={VERSIONS[0]}")
         if not self.is_unified and self.cache_output:
             raise ValueError(f"version={self.version} does not cache answers: set cache_output=false, or version={VERSIONS[0]}")
+        if command != "simulate":
+            self._check_replay(command)
+        elif not self.recompute_last_token:
+            raise ValueError(f"recompute_last_token=false is not supported by SGLang's schedule: set it to true, {OWN}")
+
+    def _check_replay(self, command: str) -> None:
+        """Raise ValueError for settings that only a simulation has."""
+        for field in fields(self):
+            if field.name in OF_SCHEDULE and getattr(self, field.name) != field.default:
+                raise ValueError(f"{field.name} has no effect on kvsim {command}, which has no schedule: leave it out")
+
+    def check_schedule(self, scheduling: Any, page_tokens: int, max_batch_tokens: int) -> None:
+        check_policy(scheduling)
+        if self.chunked_prefill and max_batch_tokens % page_tokens:
+            raise ValueError(
+                f"engine.max_batch_tokens={max_batch_tokens} must be a multiple of page_tokens={page_tokens}, as in SGLang"
+            )
+
+    def cache(self, setup: CacheSetup) -> SteppedNodes:
+        return SteppedNodes(setup.tiers[0], setup.page_tokens, caches_answers=bool(self.cache_output))
+
+    def scheduler(self) -> Callable[[Parts], NodeSchedule]:
+        return self._schedule
+
+    def _schedule(self, parts: Parts) -> NodeSchedule:
+        settings = PassSettings(
+            looks_ahead=self.loop == "overlap",
+            mixed_chunk=self.mixed_chunk,
+            conservativeness=self.schedule_conservativeness,
+            ignore_eos=self.ignore_eos,
+            declared_tokens=self.declared_output_tokens,
+            chunk_tokens=parts.max_batch_tokens if self.chunked_prefill else None,
+            prefill_tokens=self.max_prefill_tokens,
+        )
+        return NodeSchedule(parts, settings)
 
     def server(self, setup: CacheSetup) -> Server:
         chunk, has_host = setup.prefill_chunk_tokens, bool(setup.edges)
@@ -91,7 +175,7 @@ class SGLangRules(Rules):
         return UnifiedNodeCache(
             setup,
             recompute_last_token=self.recompute_last_token,
-            cache_output=self.cache_output,
+            cache_output=bool(self.cache_output),
             load_min_tokens=self.load_min_tokens,
             counts_unmatched=self.prefetch_counts == "unmatched",
         )
@@ -144,7 +228,7 @@ class SGLangMambaRules(Rules):
             page_tokens,
             hybrid,
             extra_buffer=self.extra_buffer,
-            cache_output=self.cache_output,
+            cache_output=bool(self.cache_output),
             recompute_last_token=self.recompute_last_token,
         )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kvsim.core.rules import OWN, CacheSetup, Rules
 from kvsim.engines.vllm.cache import VLLMCache
@@ -23,7 +23,8 @@ class VLLMRules(Rules):
     engine: ClassVar[str] = "vLLM"
     covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu")
     refuses_other_tiers: ClassVar[bool] = True
-    caches_known_answers: ClassVar[bool] = True
+
+    cache_output: bool | None = None
 
     def can_cache_answers(self, command: str, tiers: Sequence[str]) -> bool:
         return "cpu" not in tiers
@@ -38,6 +39,13 @@ class VLLMRules(Rules):
             raise ValueError(f"vLLM's CPU offloading has no clock here: set tiers.cpu.capacity=0 for the GPU's schedule, {OWN}")
         if self.cache_output and not self.can_cache_answers(command, tiers):
             raise ValueError(f"cache_output is not supported by vLLM's rules with a CPU tier: set it to false, {OWN}")
+
+    def check_schedule(self, scheduling: Any, page_tokens: int, max_batch_tokens: int) -> None:
+        if not scheduling.orders_by_priority():
+            raise ValueError(
+                f"scheduling: {type(scheduling).__name__}: vLLM's schedule is by arrival or by priority, without a bound: set "
+                "scheduling=fcfs, scheduling=priority with scheduling.max_wait_s=null, or rules=default"
+            )
 
     def server(self, setup: CacheSetup) -> VLLMCache:
         return VLLMCache(setup.tiers, setup.edges, self, setup.page_tokens)
