@@ -219,4 +219,3 @@ class SlowArcPool(SlowChunkPool):
                 self.once.pop(chunk, None)
                 self.again.pop(chunk, None)
                 self.again[chunk] = None
-

@@ -1,4 +1,4 @@
-"""vLLM's scheduler with CPU offloading and with async scheduling, block by block, step by step and copy by copy: obvious and slow.
+"""vLLM's scheduler with CPU offloading and with async scheduling, block by block and copy by copy: obvious and slow.
 
 The numbers in the comments are those of the rules in the README beside the recorded schedules.
 """
@@ -101,7 +101,7 @@ class Step:
 
 
 class SlowOffloadSchedule:
-    """One engine. ``free`` has the free blocks, the next to be taken first; ``named`` the blocks that hold a page, oldest first."""
+    """One engine. ``free`` has the free blocks, the next to be taken first; ``named`` those that hold a page, oldest first."""
 
     def __init__(
         self,
@@ -255,7 +255,7 @@ class SlowOffloadSchedule:
         for one, _, samples in step.plan:
             one.steps_out -= 1
             if samples:
-                self.sample(one, step.end_s)
+                self.sample(one)
         for copy in step.reported:
             self.copies.remove(copy)
             one = copy.one
@@ -267,15 +267,15 @@ class SlowOffloadSchedule:
             for chunk in copy.chunks:
                 self.pool.readers[chunk] -= 1
 
-    def sample(self, one: Served, now: float) -> None:
+    def sample(self, one: Served) -> None:
         one.in_flight -= 1
         one.generated += 1
         if one.generated == 1:
-            one.first_token_s = now
+            one.first_token_s = self.now
         if one in self.running:
             self.name(one, one.computed - one.in_flight)
         if one.generated >= one.request.output_tokens:
-            one.last_token_s = now
+            one.last_token_s = self.now
             (self.running if one in self.running else self.waiting).remove(one)
             one.phase, one.last_blocks = FINISHED, one.blocks
             self.finished.append(one)
