@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import hydra
 import pytest
@@ -12,13 +13,13 @@ from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.tier import Edge, Tier
 from kvsim.engines.vllm.cache import VLLMCache
-from kvsim.engines.vllm.offload import OffloadCounts, OffloadTier, OffloadUse
+from kvsim.engines.vllm.offload import OffloadCounts, OffloadTier, use_at_once
 from kvsim.errors import UsageError
 from kvsim.plans.build import build_run
 from kvsim.policies.eviction.arc import ARC
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.lru import LRU
-from kvsim.policies.eviction.offload_order import ArcOffload, add_repeatedly
+from kvsim.policies.eviction.offload_order import ArcOffload, OffloadUse, add_repeatedly
 from kvsim.policies.placement.store_threshold import StoreThreshold
 from kvsim.run.assembly import build_setup
 from kvsim.run.play import build_tiers, replay
@@ -28,6 +29,13 @@ from tests.engines.small_blocks import PAGE_TOKENS, Small, make_cache, play
 from tests.workloads import Words, as_records, random_requests, runs_of
 
 POLICIES: dict[str, tuple[Callable[[], EvictionPolicy], type[SlowOffload]]] = {"lru": (LRU, SlowOffload), "arc": (ARC, SlowArc)}
+
+
+class Started(NamedTuple):
+    """A request that runs."""
+
+    loaded_pages: int
+    use: OffloadUse
 
 
 class SmallTier:
@@ -40,17 +48,21 @@ class SmallTier:
         self.tier = OffloadTier(Edge(gpu, cpu, placement), self.counts)
         self.words = Words()
 
-    def start(self, word: str, *, hit: int = 0, spare: int = 0) -> OffloadUse:
-        use = self.tier.use(runs_of(self.words.pages(word)), hit, len(word) - spare)
+    def start(self, word: str, *, hit: int = 0, spare: int = 0) -> Started:
+        use = OffloadUse(runs_of(self.words.pages(word)))
+        loaded = use_at_once(self.tier, use, hit, len(word) - spare)
         assert self.tier.order.pages == self.tier.tier.pool.capacity - self.tier.tier.pool.free
-        return use
+        return Started(loaded, use)
+
+    def finish(self, started: Started) -> None:
+        self.tier.finish(started.use)
 
     def serve(self, *words: str, hit: int = 0) -> int:
         """Serve requests one after another. Returns the pages that the last one loaded."""
         for word in words:
-            use = self.start(word, hit=hit)
-            self.tier.finish(use)
-        return use.loaded_pages
+            started = self.start(word, hit=hit)
+            self.finish(started)
+        return started.loaded_pages
 
     def here(self, word: str) -> str:
         """The letters of the word whose pages are in the tier."""
@@ -151,8 +163,8 @@ def test_the_tail_leaves_before_the_head() -> None:
 def test_a_request_is_as_recent_as_its_end() -> None:
     tier = SmallTier(2)
     first, second = tier.start("a"), tier.start("b")
-    tier.tier.finish(second)
-    tier.tier.finish(first)
+    tier.finish(second)
+    tier.finish(first)
     tier.serve("x")
     assert (tier.here("a"), tier.here("b")) == ("a", "")
 
@@ -177,7 +189,7 @@ def test_a_page_is_used_again_only_by_a_later_request_and_at_its_end() -> None:
     assert (tier.arc.once.pages, tier.arc.again.pages) == (2, 0)
     running = tier.start("a")
     assert (tier.arc.once.pages, tier.arc.again.pages) == (2, 0)
-    tier.tier.finish(running)
+    tier.finish(running)
     assert (tier.arc.once.pages, tier.arc.again.pages) == (1, 1)
 
 
