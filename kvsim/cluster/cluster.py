@@ -148,7 +148,7 @@ class Cluster(Frontend):
 
     def _where(self) -> str:
         queued = sum(len(engine.waiting.queue) for engine in self.engines)
-        admitted = sum(len(engine.running.admitted) for engine in self.engines)
+        admitted = sum(engine.schedule.admitted for engine in self.engines)
         waiting = sum(len(one.waiting) for one in self.hand_over.receivers.values()) if self.hand_over else 0
         homeless = len(self._homeless)
         return f"{queued} queued, {admitted} admitted, {waiting} without pages to decode on, {homeless} without an engine"
@@ -207,7 +207,7 @@ class Cluster(Frontend):
                 cache.reset()
         else:
             for engine in self.engines:
-                engine.is_draining = True
+                engine.drain(True)
             if self.hand_over is not None:
                 self.hand_over.pause()
         self._wake_all()
@@ -216,7 +216,7 @@ class Cluster(Frontend):
         """Reset the caches if this was the last engine to become idle."""
         if all(engine.is_idle for engine in self.engines):
             for engine in self.engines:
-                engine.is_draining = False
+                engine.drain(False)
             for cache in self.caches:
                 cache.reset()
             if len(self.engines) > 1:
@@ -277,7 +277,7 @@ class Cluster(Frontend):
         if router is not None:
             one = self.engines[engine]
             pool = one.gpu.pool
-            router.engines[engine].report(len(one.waiting.queue), len(one.running), pool.capacity - pool.free)
+            router.engines[engine].report(len(one.waiting.queue), len(one.schedule), pool.capacity - pool.free)
 
     # --- failures ----------------------------------------------------------------------------------------------------
 

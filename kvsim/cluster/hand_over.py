@@ -106,7 +106,7 @@ class HandOver:
             request, page_tokens = job.request, engine.cache.page_tokens
             lease = engine.cache.match(request, engine.gpu, RESERVED)
             pages = request.pages_for(job.target_tokens, page_tokens)
-            fits = engine.fits_alone(lease, request.pages_in_all(page_tokens))
+            fits = engine.continuous.fits_alone(lease, request.pages_in_all(page_tokens))
             if not (fits and engine.cache.admit(lease, pages, engine.env.now)):
                 if fits and (not engine.is_idle or engine.cache.in_flight):
                     break
@@ -212,7 +212,7 @@ class HandOver:
         sender.wake()
         if job.generated == 1:
             job.times.first_token_s = now
-        engine.join(job)
+        engine.schedule.join(job)
 
     # --- the end -------------------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ def outcome_of(book: Book, engines: list[Engine], layout: Layout, ended_s: float
         engines=[engine_use(engine, layout) for engine in engines] if len(engines) > 1 else [],
         outages={engine.number: engine.outages for engine in engines if engine.outages},
         prefetch=summed([engine.prefetching.result() for engine in engines]),
-        retractions=sum([engine.running.retractions for engine in engines]),
+        retractions=sum([engine.schedule.retractions for engine in engines]),
         lost_to_disagreement=disagreement(engines),
         simulated_s=ended_s,
         wall_s=wall_s,
@@ -58,6 +58,6 @@ def engine_use(engine: Engine, layout: Layout) -> EngineUse:
         busy_s=engine.busy_s,
         waited_s=engine.waiting.waited_s,
         most_queued=engine.waiting.most_queued,
-        retractions=engine.running.retractions,
+        retractions=engine.schedule.retractions,
         failures=len(engine.outages),
     )

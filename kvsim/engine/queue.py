@@ -1,5 +1,6 @@
 """The requests that wait to be admitted, in the order of a scheduling policy."""
 
+from abc import ABCMeta, abstractmethod
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -15,7 +16,26 @@ if TYPE_CHECKING:
     from kvsim.policies.scheduling.base import SchedulingPolicy
 
 
-class WaitingQueue:
+class JobQueue(metaclass=ABCMeta):
+    """Jobs that wait to be admitted, as whoever adds, counts and removes them sees them."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Job]:
+        """Iterate over the jobs from the first to the last."""
+
+    @abstractmethod
+    def push(self, job: Job) -> None:
+        """Add a job that begins to wait."""
+
+    @abstractmethod
+    def remove(self, job: Job) -> None:
+        """Take out a job that waits."""
+
+
+class WaitingQueue(JobQueue):
     """Jobs that wait for one GPU tier of a cache: ``first`` is tried next, and ``remove`` takes out one that waits no more.
 
     A job's place is its rank. It comes from the policy when the job begins to wait, unless the policy orders the whole queue:

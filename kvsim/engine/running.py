@@ -12,6 +12,7 @@ from kvsim.engine.frontend import Frontend
 from kvsim.engine.job import CLAIMING, ENDED, LEAP_STEPS, PREFILLING, Job
 from kvsim.engine.loading import Loading
 from kvsim.engine.mover import Mover
+from kvsim.engine.queue import WaitingQueue
 from kvsim.engine.waiting import WaitingRequests
 
 
@@ -25,12 +26,21 @@ class RunningRequests:
     frontend: Frontend
 
     def __init__(
-        self, cache: ServedCache, gpu: Tier, mover: Mover, waiting: WaitingRequests, loading: Loading, *, engine: int
+        self,
+        cache: ServedCache,
+        gpu: Tier,
+        mover: Mover,
+        queue: WaitingQueue,
+        waiting: WaitingRequests,
+        loading: Loading,
+        *,
+        engine: int,
     ) -> None:
         self.env = mover.env
         self.cache = cache
         self.gpu = gpu
         self.mover = mover
+        self.queue = queue
         self.waiting = waiting
         self.loading = loading
         self.engine = engine
@@ -121,7 +131,7 @@ class RunningRequests:
 
         Which one is retracted is the policy's choice, if it makes one; otherwise it is the job.
         """
-        victim, queue, decoding = job, self.waiting.queue, self.decoding.jobs
+        victim, queue, decoding = job, self.queue, self.decoding.jobs
         if queue.ranks_retractions:
             victim = max([*decoding, *self.admitted], key=queue.retraction_key)
         self.budget_tokens += sum([tokens for planned, tokens in batch if planned is victim]) + (victim in decoding)
@@ -229,7 +239,7 @@ class RunningRequests:
         if len(jobs) == 1 and self.cache.in_flight:
             yield from self._wait_for(list(self.cache.in_flight)[:1])
             return
-        queue = self.waiting.queue
+        queue = self.queue
         self._retract(max(jobs, key=queue.retraction_key if queue.ranks_retractions else lambda job: job.request.index))
 
     def _retract(self, job: Job) -> None:

@@ -8,7 +8,7 @@ from kvsim.core.tier import Tier
 from kvsim.engine.job import ENDED, FETCHING, NEW, QUEUED, Job
 from kvsim.engine.mover import Mover
 from kvsim.engine.prefetching import Prefetch, Prefetching
-from kvsim.engine.queue import WaitingQueue
+from kvsim.engine.queue import JobQueue
 
 
 class WaitingRequests:
@@ -20,7 +20,7 @@ class WaitingRequests:
         gpu: Tier,
         mover: Mover,
         prefetching: Prefetching,
-        queue: WaitingQueue,
+        queue: JobQueue,
         wake: Callable[[], None],
     ) -> None:
         """``wake`` is called when a request has joined the queue."""

@@ -1,0 +1,217 @@
+"""kvsim's own schedule, and vLLM's: continuous batching with chunked prefill; prompts and answers share each step."""
+
+from typing import Any
+
+from kvsim.core.lease import Lease
+from kvsim.core.request import Request
+from kvsim.core.transfer import Transfer
+from kvsim.engine.frontend import Frontend
+from kvsim.engine.job import DECODING, LOST, Job
+from kvsim.engine.loading import Loading
+from kvsim.engine.queue import WaitingQueue
+from kvsim.engine.running import RunningRequests
+from kvsim.engine.schedule import PLAN_AGAIN, Parts, Schedule, Step
+from kvsim.engine.substrate import Work
+from kvsim.engine.waiting import WaitingRequests
+
+
+class ContinuousBatching(Schedule):
+    """Requests are admitted in the order of a scheduling policy, prefilled in chunks, decoded and released.
+
+    When decoding runs out of pages, the youngest request is retracted: it waits again and recomputes what is not cached of its
+    prompt and its answer so far.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.is_draining = False
+        self.cache = parts.cache
+        self.gpu = parts.gpu
+        self.number = parts.number
+        self.mover = parts.mover
+        self.env = parts.mover.env
+        self.prefetching = parts.prefetching
+        self.max_batch_tokens = parts.max_batch_tokens
+        self.max_running_requests = parts.max_running_requests
+        queue = WaitingQueue(parts.scheduling, parts.cache, parts.gpu)
+        self.queue = queue
+        self.waiting = WaitingRequests(parts.cache, parts.gpu, parts.mover, parts.prefetching, queue, parts.wake)
+        loading = Loading(
+            parts.cache, parts.mover, parts.prefetching, engine=parts.number, is_layerwise=parts.is_layerwise
+        )
+        self.running = RunningRequests(parts.cache, parts.gpu, parts.mover, queue, self.waiting, loading, engine=parts.number)
+        self._wake = parts.wake
+        self._batch: list[tuple[Job, int]] = []
+        """The prefill chunks of the step under way, or of the last one."""
+        self._is_alone = sum([not tier.above for tier in self.cache.tiers]) == 1
+
+    def report_to(self, frontend: Frontend) -> None:
+        self.frontend = self.running.frontend = frontend
+
+    def __len__(self) -> int:
+        return len(self.running)
+
+    @property
+    def retractions(self) -> int:
+        return self.running.retractions
+
+    @property
+    def admitted(self) -> int:
+        return len(self.running.admitted)
+
+    def takes(self, request: Request) -> bool:
+        return request.pages_in_all(self.cache.page_tokens) <= self.gpu.pool.capacity
+
+    def join(self, job: Job) -> None:
+        job.phase, job.loads, job.ready_loads = DECODING, [], 0
+        self.running.joining.append(job)
+        self._wake()
+
+    def transfer_ended(self, transfer: Transfer) -> bool:
+        return self.running.serve_claims() or transfer.target is self.gpu or bool(self.queue) and self._may_wait_for(transfer)
+
+    def _may_wait_for(self, transfer: Transfer) -> bool:
+        """Whether the first request of the queue may wait for a transfer: only an idle engine waits for those of others."""
+        return self._is_alone or transfer.source is self.gpu or not self.running.has_work
+
+    # --- a step ------------------------------------------------------------------------------------------------------
+
+    def form(self) -> Any:
+        running, decoding = self.running, self.running.decoding.jobs
+        if running.joining:
+            running.join()
+        if decoding and (self.queue or running.admitted) and not (yield from running.make_room(1)):
+            return PLAN_AGAIN
+        batch: list[tuple[Job, int]] = []
+        running.plan_prefill(batch, self.max_batch_tokens)
+        if not (yield from self._admit(batch)):
+            return PLAN_AGAIN
+        steps = 1
+        if decoding and not batch and not (steps := (yield from running.make_room(running.leap_steps()))):
+            return PLAN_AGAIN
+        if not (batch or decoding):
+            return None
+        self._batch = batch
+        return Step(self._work(batch, steps), [load for job, _ in batch for load in job.loads if not load.done])
+
+    def _admit(self, batch: list[tuple[Job, int]]) -> Any:
+        """Admit from the queue, in its order, until the next step is full or a request does not fit.
+
+        Adds the first chunks of admitted requests to ``batch``. Returns False if it had to wait: then plan again.
+        """
+        cache, waiting, running, queue = self.cache, self.waiting, self.running, self.queue
+        page_tokens = cache.page_tokens
+        if not running.has_work:
+            running.is_full = False
+            if self.is_draining:
+                self.frontend.drained()
+        queue.begin_round(self.env.now)
+        while queue and not self.is_draining and running.takes_more(self.max_running_requests):
+            job = queue.first()
+            request = job.request
+            if job.prefetch is not None and job.prefetch.is_under_way:
+                self.mover.cancel(job.prefetch.fetch)
+                yield self.mover.end_of(job.prefetch.fetch)
+                return False
+            lease = cache.match(request, self.gpu, job.why, job.target_tokens)
+            load_pages = 0
+            if lease.lower_pages:
+                load_pages = self.prefetching.pages_to_load(lease)
+            pages = request.pages_for(job.target_tokens, page_tokens)
+            in_all = pages if job.decoder >= 0 else request.pages_in_all(page_tokens)
+            fits = self.fits_alone(lease, in_all)
+            if not (fits and cache.admit(lease, pages, self.env.now, load_pages)):
+                if fits and (len(running) or cache.in_flight):
+                    break
+                waiting.reject(job)
+                self.frontend.book.reject(request)
+                self.frontend.ended(request, self.number)
+                continue
+            waiting.leave_queue(job)
+            running.admit(job, lease)
+            if job.lease is None:
+                break
+            running.plan_chunk(job, batch)
+        return True
+
+    def fits_alone(self, lease: Lease, pages: int) -> bool:
+        """Whether a request could get ``pages`` pages in all if no other one ran. The lease must be fresh from ``match``."""
+        return pages + self.cache.kept_pages(lease) <= self.gpu.pool.capacity
+
+    def _work(self, batch: list[tuple[Job, int]], steps: int) -> Work:
+        decoding = self.running.decoding
+        return Work(
+            chunks=[(tokens, job.computed) for job, tokens in batch],
+            sampled_tokens=sum([job.computed + tokens == job.target_tokens for job, tokens in batch]),
+            decode_requests=len(decoding.jobs),
+            decode_context_tokens=decoding.context_tokens,
+            max_steps=steps,
+            prefilling=batch,
+            decoding=decoding.jobs,
+            decode_step=decoding.step,
+            engine=self.number,
+            has_copies=self.mover.begins_copies(self.gpu.owner),
+        )
+
+    def ended(self, step: Step, steps: int) -> None:
+        self._batch = []
+        self.running.advance(steps)
+        while (ended := self.running.decoding.remove_ended()) is not None:
+            self._finish(ended)
+        for job, tokens in step.work.prefilling:
+            if job.phase == LOST:
+                self.running.release(job)
+            else:
+                self._book_chunk(job, tokens)
+
+    def _book_chunk(self, job: Job, tokens: int) -> None:
+        lease = job.lease
+        assert lease is not None
+        job.computed += tokens
+        if job.computed < job.target_tokens:
+            return
+        self.running.admitted.remove(job)
+        self.mover.submit(self.cache.insert(lease, self.env.now))
+        if not job.is_prefilled:
+            self._book_prompt(job)
+        job.generated += 1
+        if job.generated >= job.request.output_tokens:
+            self._finish(job)
+        elif self.frontend.continues(job, self.number):
+            self.running.decoding.add(job)
+
+    def _book_prompt(self, job: Job) -> None:
+        """Record that a request's prompt has been computed on this engine, and queue its other samples."""
+        job.is_prefilled = True
+        if not job.generated:
+            job.times.first_token_s = self.env.now
+            if not job.request.sample:
+                self.frontend.book.waited(job)
+        self.frontend.first_token(job, self.number)
+        if job.request.samples > 1 and not job.generated:
+            self.waiting.start_samples(job)
+
+    def _finish(self, job: Job) -> None:
+        self.running.finish(job)
+        self.frontend.book.finished(job, self.number, self.env.now)
+        self.frontend.ended(job.request, self.number)
+
+    # --- failure -----------------------------------------------------------------------------------------------------
+
+    def stop(self, steps: int) -> list[Job]:
+        waiting, running = self.waiting, self.running
+        running.decoding.step += steps
+        jobs = [*self.queue, *running.admitted, *running.decoding.jobs, *running.joining, *waiting.fetching]
+        for job in jobs:
+            self.drop(job, is_up=False)
+        for job, _ in self._batch:  # those dropped during the step that is now cut off
+            running.release(job)
+        self._batch = []
+        running.clear()
+        return jobs
+
+    def drop(self, job: Job, *, is_up: bool) -> None:
+        job.times.waits_again(self.env.now)
+        is_computed = is_up and any(computed is job for computed, _ in self._batch)
+        self.running.drop(job, keeps_pages=is_computed)
+        self.waiting.drop(job)
+        job.phase = LOST
