@@ -1,8 +1,8 @@
 """Rules in which real engines differ from each other. An engine that differs more deeply has a subclass with its own cache."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kvsim.core.questions import Checkpoints
 from kvsim.core.request import Request
@@ -127,5 +127,13 @@ class Rules:
         return None
 
     def cache(self, setup: CacheSetup) -> ServedCache | None:
-        """Return an empty cache from which an engine in time serves requests by these rules; None for kvsim's own cache."""
+        """Return an empty cache from which an engine in time serves requests by these rules; None for kvsim's own cache.
+
+        Raises ValueError if the rules do not support the setup.
+        """
+        return None
+
+    def scheduler(self) -> Callable[[Any], Any] | None:
+        """Return what makes an engine's schedule by these rules (``kvsim/engine/schedule.py``) of the engine's parts; None for
+        kvsim's own schedule."""
         return None

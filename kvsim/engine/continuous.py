@@ -35,9 +35,7 @@ class ContinuousBatching(Schedule):
         queue = WaitingQueue(parts.scheduling, parts.cache, parts.gpu)
         self.queue = queue
         self.waiting = WaitingRequests(parts.cache, parts.gpu, parts.mover, parts.prefetching, queue, parts.wake)
-        loading = Loading(
-            parts.cache, parts.mover, parts.prefetching, engine=parts.number, is_layerwise=parts.is_layerwise
-        )
+        loading = Loading(parts.cache, parts.mover, parts.prefetching, engine=parts.number, is_layerwise=parts.is_layerwise)
         self.running = RunningRequests(parts.cache, parts.gpu, parts.mover, queue, self.waiting, loading, engine=parts.number)
         self._wake = parts.wake
         self._batch: list[tuple[Job, int]] = []

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from simpy import Event
+
 from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache
 from kvsim.core.subclassing import mypyc_attr
@@ -98,7 +100,13 @@ class Schedule(metaclass=ABCMeta):
 
     @abstractmethod
     def form(self) -> Any:
-        """Form the next step. A generator of events to wait for, which returns a ``Step``, ``PLAN_AGAIN``, or None for no step."""
+        """Form the next step. A generator of events to wait for; it returns a ``Step``, ``PLAN_AGAIN``, or None for no step."""
+
+    def began(self, step: Step, done: Event) -> None:
+        """A step has begun; ``done`` happens at its end. A hook of schedules whose copies follow steps.
+
+        A step without work ends at once.
+        """
 
     @abstractmethod
     def ended(self, step: Step, steps: int) -> None:

@@ -7,12 +7,13 @@ request's chunks are handled as runs.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvsim.core.copies import Counts
 from kvsim.core.tier import Edge
 from kvsim.pages.extent_order import RunOrder
 from kvsim.pages.extents import Run, count_pages, split_runs
 
 if TYPE_CHECKING:
-    from kvsim.policies.eviction.offload_order import OffloadOrder, OffloadUse, Placed, Seen
+    from kvsim.policies.eviction.offload_order import OffloadOrder, OffloadUse, Placed
     from kvsim.policies.placement.offer_table import OfferTable
 
 
@@ -28,6 +29,14 @@ class OffloadCounts:
     """Offered, but not stored since they had not been offered often enough."""
     no_room_pages: int = 0
     """Not stored, since too few other pages could be evicted for the whole store."""
+
+
+@dataclass
+class OffloadingCounts(Counts):
+    """The same in time, with what happens on the GPU: pages moved between the tiers, and pages lost."""
+
+    below_threshold_pages: int = 0
+    """Offered, but not stored since they had not been offered often enough."""
 
 
 class Found(NamedTuple):
@@ -47,7 +56,7 @@ class OffloadTier:
     its placement policy the table of offers (``offer_table``); both raise ValueError if they have none.
     """
 
-    def __init__(self, edge: Edge, counts: OffloadCounts, chunk_pages: int = 1) -> None:
+    def __init__(self, edge: Edge, counts: "OffloadCounts | OffloadingCounts", chunk_pages: int = 1) -> None:
         """``chunk_pages``: pages of the GPU in a chunk."""
         tier = edge.lower
         self.tier = tier
@@ -158,7 +167,8 @@ class OffloadTier:
         self.order.finish(use)
 
     def reset(self) -> None:
-        """Drop every chunk; none may be written or loaded."""
+        """Drop every chunk. Whoever writes or loads one must have given that up."""
+        self._writing, self._reading = RunOrder(), RunOrder()
         self.tier.drop(self._slots)
         self._slots = self.tier.store(0)
         self.order = self._new_order(self.capacity)

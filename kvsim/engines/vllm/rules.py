@@ -1,12 +1,20 @@
 """vLLM's rules: a GPU block pool and the CPU offloading tier below it, or one pool of pages and recurrent states."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from kvsim.core.rules import OWN, CacheSetup, Rules
+from kvsim.core.serving import ServedCache
+from kvsim.core.tier import GPU
+from kvsim.engine.continuous import ContinuousBatching
+from kvsim.engine.schedule import Parts, Schedule
 from kvsim.engines.vllm.cache import VLLMCache
 from kvsim.engines.vllm.hybrid_cache import VLLMHybridCache
+from kvsim.engines.vllm.offloading import OffloadingCache
+from kvsim.engines.vllm.offloads import CpuOffloads, Offloads
+from kvsim.engines.vllm.schedule import BlockSchedule
 from kvsim.engines.vllm.stepped import SteppedCache
 from kvsim.numbers import Whole, check_settings
 
@@ -24,22 +32,65 @@ class VLLMRules(Rules):
     covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu")
     refuses_other_tiers: ClassVar[bool] = True
 
+    loop: str = "plain"
+    """In time: overlap: a step is scheduled while the one before it runs (async scheduling, vLLM's default); plain: after it."""
+    blocks_per_chunk: int = 1
+    """In time: pages that the CPU tier looks up, stores and evicts as one."""
+    offload_prompt_only: bool = True
+    """In time: whether only pages of prompts are stored in the CPU tier."""
+
+    def __post_init__(self) -> None:
+        if self.loop not in ("overlap", "plain"):
+            raise ValueError(f"loop must be one of overlap, plain, not {self.loop}")
+        check_settings(self, Whole(1), "blocks_per_chunk")
+
     def check(self, command: str, tiers: Sequence[str]) -> None:
         if command not in ("replay", "simulate"):
             raise ValueError(
                 f"vLLM's rules are for kvsim replay and kvsim simulate, not for kvsim {command}: choose one of them, {OWN}"
             )
         super().check(command, tiers)
-        if command == "simulate" and "cpu" in tiers:
-            raise ValueError(f"vLLM's CPU offloading has no clock here: set tiers.cpu.capacity=0 for the GPU's schedule, {OWN}")
         if command == "replay" and self.cache_output:
             raise ValueError(f"cache_output is not supported by vLLM's rules in a replay: set it to false, {OWN}")
+        self._check_effects(command, tiers)
+
+    def _check_effects(self, command: str, tiers: Sequence[str]) -> None:
+        """Raise ValueError for settings without effect."""
+        if command == "replay" and self.loop != "plain":
+            raise ValueError(f"loop={self.loop} has no effect on kvsim replay, which has no clock: leave it out")
+        for name, value, default in (
+            ("blocks_per_chunk", self.blocks_per_chunk, 1),
+            ("offload_prompt_only", self.offload_prompt_only, True),
+        ):
+            if value != default and (command == "replay" or "cpu" not in tiers):
+                where = "kvsim replay" if command == "replay" else "a run without a CPU tier"
+                raise ValueError(f"{name}={str(value).lower()} has no effect on {where}: leave it out")
+        if not (self.offload_prompt_only or self.cache_output):
+            raise ValueError("offload_prompt_only=false needs cache_output=true, since pages of answers have no names otherwise")
 
     def server(self, setup: CacheSetup) -> VLLMCache:
         return VLLMCache(setup.tiers, setup.edges, self, setup.page_tokens)
 
     def cache(self, setup: CacheSetup) -> SteppedCache:
-        return SteppedCache(setup.tiers[0], self, setup.page_tokens)
+        tiers, page_tokens = setup.tiers, setup.page_tokens
+        if not setup.edges:
+            return SteppedCache(tiers[0], self, page_tokens)
+        if tiers[1].level == GPU:
+            raise ValueError(f"an engine of vLLM has its own CPU memory: set tiers.cpu.scope=engine, {OWN}")
+        return OffloadingCache(
+            tiers, setup.edges[0], self, page_tokens, chunk_pages=self.blocks_per_chunk, prompt_only=self.offload_prompt_only
+        )
+
+    def scheduler(self) -> Callable[[Parts], Schedule]:
+        return partial(_schedule, looks_ahead=self.loop == "overlap")
+
+
+def _schedule(parts: Parts, *, looks_ahead: bool) -> Schedule:
+    """Make the schedule of an engine. Without copies and without looking ahead, kvsim's own is vLLM's, and takes leaps."""
+    cache: ServedCache = parts.cache
+    if isinstance(cache, OffloadingCache):
+        return BlockSchedule(parts, CpuOffloads(cache, parts.mover), looks_ahead=looks_ahead)
+    return BlockSchedule(parts, Offloads(), looks_ahead=True) if looks_ahead else ContinuousBatching(parts)
 
 
 @dataclass(frozen=True, kw_only=True)
