@@ -89,7 +89,7 @@ class Rules:
 
         Raises ValueError for one of an engine's own settings that then has no effect.
         """
-        if (self.covers_time or command not in IN_TIME) and (self.refuses_other_tiers or set(tiers) <= set(self.covered_tiers)):
+        if self.covers(command, tiers):
             return self
         known = {field.name for field in fields(Rules)}
         for field in fields(self):
@@ -98,7 +98,12 @@ class Rules:
                     f"{field.name} has no effect on kvsim {command} with tiers {', '.join(tiers)}, which uses kvsim's own rules: "
                     "leave it out"
                 )
-        return Rules(recompute_last_token=self.recompute_last_token, cache_output=self.cache_output)
+        return Rules(recompute_last_token=self.recompute_last_token, cache_output=bool(self.cache_output))
+
+    def covers(self, command: str, tiers: Sequence[str]) -> bool:
+        """Whether the rules apply to a command with these tiers, or refuse it, instead of giving way to kvsim's own."""
+        in_time = self.covers_time or command not in IN_TIME
+        return in_time and (self.refuses_other_tiers or set(tiers) <= set(self.covered_tiers))
 
     def check(self, command: str, tiers: Sequence[str]) -> None:
         """Raise ValueError if the rules do not support ``command``, one of the tiers with these names, or a setting."""
@@ -110,6 +115,9 @@ class Rules:
             if field.name in self.fixed_settings and (value := getattr(self, field.name)) != field.default:
                 setting, default = f"{field.name}={value}".lower(), str(field.default).lower()
                 raise ValueError(f"{setting} is not supported by {whose}: set it to {default}, {OWN}")
+
+    def check_schedule(self, scheduling: Any, page_tokens: int, max_batch_tokens: int) -> None:
+        """Raise ValueError if the rules, which apply to a simulation, do not support its scheduling policy or its steps."""
 
     def check_requests(
         self, requests: Sequence[Request], pages: Sequence[int], capacities: Mapping[str, int | None], page_tokens: int

@@ -100,7 +100,7 @@ class Schedule(metaclass=ABCMeta):
 
     @abstractmethod
     def form(self) -> Any:
-        """Form the next step. A generator of events to wait for; it returns a ``Step``, ``PLAN_AGAIN``, or None for no step."""
+        """Form the next step. Generates events to wait for, and returns a ``Step``, ``PLAN_AGAIN``, or None for no step."""
 
     def began(self, step: Step, done: Event) -> None:
         """A step has begun; ``done`` happens at its end. A hook of schedules whose copies follow steps.

@@ -107,11 +107,11 @@ def _check_schedule(plan: Plan, command: str, keys: set[str]) -> None:
     for name in policy.without_effect():
         if key := given(keys, f"scheduling.{name}"):
             raise UsageError(f"{key} has no effect with these settings of {type(policy).__name__}: leave it out")
-    if command == "simulate" and plan.rules.engine and not policy.orders_by_priority():
-        raise UsageError(
-            f"scheduling: {type(policy).__name__}: {plan.rules.engine}'s schedule is by arrival or by priority, without a bound: "
-            "set scheduling=fcfs, scheduling=priority with scheduling.max_wait_s=null, or rules=default"
-        )
+    if command == "simulate":
+        try:
+            plan.rules.check_schedule(policy, plan.page_tokens, plan.engine.max_batch_tokens)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
 
 
 def _check_cluster(plan: Plan, keys: set[str]) -> None:

@@ -1,4 +1,7 @@
-"""SGLang's scheduler on one GPU, token by token and pass by pass: obvious and slow. Rules are numbered as in the recordings' README."""
+"""SGLang's scheduler on one GPU, token by token and pass by pass: obvious and slow.
+
+Rules are numbered as in the README of the recorded schedules.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -354,7 +357,8 @@ class SlowSGLang:
             one.flying += 1
             generation[one] = one.retractions
         new = sum(end - begin for _, begin, end in prefill) + len(decode)
-        row = [kind, len(prefill) + len(decode), new, len(decode), len(self.queue), len(self.running), self.free, self.evictable()]
+        requests = len(prefill) + len(decode)
+        row = [kind, requests, new, len(decode), len(self.queue), len(self.running), self.free, self.evictable()]
         return Step(kind, prefill, decode, lasts, generation, [*row, self.ratio])
 
     # --- decode -------------------------------------------------------------------------------------------------------

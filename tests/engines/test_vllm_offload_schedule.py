@@ -13,12 +13,13 @@ from kvsim.cli import main
 from kvsim.cluster.cluster import Cluster
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
+from kvsim.core.rules import CacheSetup
 from kvsim.core.tier import Tier, chain
 from kvsim.engine.engine import Engine, EngineSettings
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engines.vllm.offloading import OffloadingCache
 from kvsim.engines.vllm.rules import VLLMRules
-from kvsim.core.rules import CacheSetup
+from kvsim.errors import UsageError
 from kvsim.hardware.spec import LinearHardware
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.arc import ARC
@@ -27,6 +28,7 @@ from kvsim.policies.placement.store_threshold import StoreThreshold
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.scheduling.fcfs import FCFS
+from kvsim.policies.scheduling.priority import Priority
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from tests.engine.small import HARDWARE, MODEL, PAGE_BYTES
 from tests.engines.recorded_schedules import CASES, RUNS, Recorded, Row, assert_same_rows, recorded
@@ -169,9 +171,7 @@ class Story:
         ids = self.words.pages((*word, *[f"{index}-{at}" for at in range(pages)]))
         about: Any = {"output_runs": runs_of(ids[len(word) :]), "own_path": runs_of(ids)}
         tokens = len(word) * PAGE_TOKENS + tail
-        request = make_request(
-            ids[: len(word)], index=index, prompt_tokens=tokens, output_tokens=output, arrival_s=at_s, **about
-        )
+        request = make_request(ids[: len(word)], index=index, prompt_tokens=tokens, output_tokens=output, arrival_s=at_s, **about)
         self.requests.append(request)
         return self
 
@@ -214,11 +214,10 @@ def test_a_chunk_is_found_as_a_whole() -> None:
 def test_answers_are_stored_if_not_only_prompts_are() -> None:
     def loaded(prompt_only: bool) -> int:
         story = Story().add("a", 0.0, tail=0, output=9)
-        story.words.ids[("a", "b")] = story.words.ids[("a", "0-0")]
-        story.words.ids[("a", "b", "c")] = story.words.ids[("a", "0-0", "0-1")]
-        story.words.ids.update({word: page for word, page in zip(("a", "ab", "abc"), story.words.pages("abc"), strict=True)})
         ids = story.words.pages(("a", "0-0", "0-1"))
-        again = make_request(ids, index=2, prompt_tokens=13, output_tokens=1, arrival_s=1.0, output_runs=(), own_path=runs_of(ids))
+        again = make_request(
+            ids, index=2, prompt_tokens=13, output_tokens=1, arrival_s=1.0, output_runs=(), own_path=runs_of(ids)
+        )
         return Small(8, 20, prompt_only=prompt_only).check([*story.add("xyzuvwk", 0.2).requests, again])[2][1]
 
     assert (loaded(True), loaded(False)) == (1, 3)
@@ -249,8 +248,9 @@ def test_the_overlap_loop_decides_the_first_two_steps_at_once() -> None:
     """A request that arrives within the first step is computed in the third, not in the second."""
     story = Story().add("a", 0.0, output=4).add("x", 0.001, output=1)
     rows = [Small(20, is_async=is_async).check(story.requests) for is_async in (False, True)]
-    step = 5e-3 + 5 * 2e-5
-    assert rows[0][1][3] < step + 2 * 5.2e-3 < rows[1][1][3] < step + 3 * 5.2e-3
+    prefill_s, decode_s = 5 * 2e-5, 1e-5
+    assert rows[0][1][3] == pytest.approx(2 * 5e-3 + 2 * prefill_s + decode_s, abs=1e-6)
+    assert rows[1][1][3] == pytest.approx(3 * 5e-3 + 2 * prefill_s + 2 * decode_s, abs=1e-6)
 
 
 # --- recorded schedules, by the command --------------------------------------------------------------------------------------
@@ -306,14 +306,15 @@ def test_recorded_schedules_are_played_exactly(shared: Path, tmp_path: Path, nam
         ("simulate", "vllm_offload", "tiers.gpu.capacity=unlimited", "set a size"),
         ("simulate", "vllm_offload", "eviction@tiers.cpu.eviction=fifo", "FIFO cannot order .*: choose lru or arc"),
         ("simulate", "vllm_offload", "placement=write_through", "choose placement=store_threshold"),
-        ("simulate", "vllm_offload", "scheduling=priority", "by arrival"),
+        ("simulate", "vllm", "rules.loop=overlap scheduling=priority", "Priority: with the overlap loop or CPU offloading"),
+        ("simulate", "vllm_offload", "scheduling=longest_prefix", "LongestPrefix: vLLM's schedule is by arrival"),
         ("simulate", "vllm_offload", "tiers.disk.capacity=1GiB", "no disk tier"),
     ],
 )
 def test_what_does_not_go_together_ends_with_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, preset: str, override: str, message: str
 ) -> None:
-    arguments = [f"preset={preset}", "tiers.gpu.capacity=500pages", override, "trace.limit=20", f"output={tmp_path}"]
+    arguments = [f"preset={preset}", "tiers.gpu.capacity=500pages", *override.split(), "trace.limit=20", f"output={tmp_path}"]
     if override.startswith("tiers.gpu"):
         del arguments[1]
     assert main([command, *arguments]) == 2
@@ -327,3 +328,18 @@ def test_slots_of_the_gpu_are_numbered_where_copies_read_them() -> None:
     small = Small(8, 20)
     cache = small.rules.cache(small.setup)
     assert isinstance(cache, OffloadingCache) and isinstance(cache.gpu.pool, SlotPool)
+
+
+def test_another_order_than_by_arrival_is_refused() -> None:
+    small = Small(8, 20)
+    cache = small.rules.cache(small.setup)
+    substrate = SimulatedSubstrate(MODEL, small.hardware, PAGE_TOKENS, links="fifo")
+    with pytest.raises(UsageError, match="set scheduling=fcfs"):
+        Engine(
+            substrate,
+            cache,
+            Prefetching(cache, NoPrefetch(), Offer),
+            small.settings,
+            Priority(),
+            schedule=small.rules.scheduler(),
+        )

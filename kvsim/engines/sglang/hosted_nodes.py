@@ -59,7 +59,7 @@ class HostedNodeCache(WholeNodeCache):
             self._load(lease, hosted, cpu_pages, now)
         missing = pages - gpu_pages - cpu_pages - pool.free
         if missing > 0:
-            self._evict(missing, now)
+            self.evict(missing, now)
         lease.hits = gpu_pages, cpu_pages, 0
         lease.slots = self.residency.take(self.gpu, pages - gpu_pages - cpu_pages)
         now = self.residency.tick(now)
@@ -98,7 +98,7 @@ class HostedNodeCache(WholeNodeCache):
         for node in nodes:
             self._pin_host(node)
         if gpu.pool.free < pages:
-            self._evict(pages, now)
+            self.evict(pages, now)
         for node in nodes:
             self._arrive(lease, node, self.residency.take(gpu, node.pages), now)
         self.counts.loaded_pages += pages
@@ -152,7 +152,7 @@ class HostedNodeCache(WholeNodeCache):
         self.residency.set_ready(node, cpu, now)
         return True
 
-    def _evict(self, pages: int, now: float) -> None:
+    def evict(self, pages: int, now: float) -> None:
         gpu, edge = self.gpu, self._edge
         written: list[Node] = []
         for offered in victims(gpu, now):

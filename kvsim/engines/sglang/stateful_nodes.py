@@ -103,7 +103,7 @@ class StatefulNodeCache(WholeNodeCache):
         self._running += 1
         self._take_states(lease, self._working_slots - lease.states)
         if missing > pool.free:
-            self._evict(missing - pool.free, self.residency.now)
+            self.evict(missing - pool.free, self.residency.now)
         lease.slots = self.residency.take(gpu, missing)
         self._count_admission(lease)
         self._prefill(lease)

@@ -67,7 +67,7 @@ class WholeNodeCache(Server):
         self.residency.pin_path(path, gpu, hit_pages)
         self.residency.use(path, inserted, is_first=True)
         if missing > 0:
-            self._evict(missing, now)
+            self.evict(missing, now)
         lease = NodeLease(request, node, (hit_pages, 0, 0), self.residency.take(gpu, pages - hit_pages))
         if rest:
             if rest[0][0] in node.children:
@@ -112,7 +112,7 @@ class WholeNodeCache(Server):
             node.last_used = now
             self._notify_evictable(node)
 
-    def _evict(self, pages: int, now: float) -> None:
+    def evict(self, pages: int, now: float) -> None:
         """Evict at least ``pages`` pages."""
         gpu, counts = self.gpu, self.counts
         for offered in victims(gpu, now):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kvsim.core.rules import OWN, CacheSetup, Rules
 from kvsim.core.serving import ServedCache
@@ -16,7 +16,9 @@ from kvsim.engines.vllm.offloading import OffloadingCache
 from kvsim.engines.vllm.offloads import CpuOffloads, Offloads
 from kvsim.engines.vllm.schedule import BlockSchedule
 from kvsim.engines.vllm.stepped import SteppedCache
+from kvsim.errors import UsageError
 from kvsim.numbers import Whole, check_settings
+from kvsim.policies.scheduling.fcfs import FCFS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,15 @@ class VLLMRules(Rules):
         if not (self.offload_prompt_only or self.cache_output):
             raise ValueError("offload_prompt_only=false needs cache_output=true, since pages of answers have no names otherwise")
 
+    def check_schedule(self, scheduling: Any, page_tokens: int, max_batch_tokens: int) -> None:
+        if not scheduling.orders_by_priority():
+            raise ValueError(
+                f"scheduling: {type(scheduling).__name__}: vLLM's schedule is by arrival or by priority, without a bound: set "
+                "scheduling=fcfs, scheduling=priority with scheduling.max_wait_s=null, or rules=default"
+            )
+        if self.loop == "overlap":
+            _check_by_arrival(scheduling)
+
     def server(self, setup: CacheSetup) -> VLLMCache:
         return VLLMCache(setup.tiers, setup.edges, self, setup.page_tokens)
 
@@ -85,10 +96,23 @@ class VLLMRules(Rules):
         return partial(_schedule, looks_ahead=self.loop == "overlap")
 
 
+def _check_by_arrival(scheduling: object) -> None:
+    """Raise ValueError for a scheduling policy other than FCFS."""
+    if type(scheduling) is not FCFS:
+        raise ValueError(
+            f"scheduling: {type(scheduling).__name__}: with the overlap loop or CPU offloading, vLLM's schedule is by arrival "
+            "here: set scheduling=fcfs, or rules=default"
+        )
+
+
 def _schedule(parts: Parts, *, looks_ahead: bool) -> Schedule:
     """Make the schedule of an engine. Without copies and without looking ahead, kvsim's own is vLLM's, and takes leaps."""
     cache: ServedCache = parts.cache
     if isinstance(cache, OffloadingCache):
+        try:
+            _check_by_arrival(parts.scheduling)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
         return BlockSchedule(parts, CpuOffloads(cache, parts.mover), looks_ahead=looks_ahead)
     return BlockSchedule(parts, Offloads(), looks_ahead=True) if looks_ahead else ContinuousBatching(parts)
 

@@ -1,0 +1,127 @@
+"""The waiting queue of SGLang 0.5.23: first come first served, longest prefix match, or depth first through the tree."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from kvsim.core.tree import Node
+from kvsim.engine.job import QUEUED, Job
+from kvsim.engine.queue import JobQueue
+from kvsim.engines.sglang.stepped import SteppedNodes
+from kvsim.policies.scheduling.base import SchedulingPolicy
+from kvsim.policies.scheduling.dfs_weight import DfsWeight
+from kvsim.policies.scheduling.fcfs import FCFS
+from kvsim.policies.scheduling.longest_prefix import LongestPrefix
+
+REFRESH_ROUNDS: Final = 32
+REFRESHED: Final = 128
+"""Every so many rounds, so many requests are looked up, so that what they will find is recent
+(SGLANG_ENABLE_WAITING_PREFIX_REFRESH)."""
+MOST_SORTED: Final = 128
+"""Above this many waiting requests, lpm leaves the queue as it is."""
+SHARED_TOKENS: Final = 32
+"""In-batch caching: up to this many tokens found, and from this many shared on, a request is put back."""
+
+
+def check_policy(policy: object) -> None:
+    """Raise ValueError for a scheduling policy that SGLang does not have, or with settings that it does no"""
+    plain: SchedulingPolicy
+    if type(policy) is FCFS:
+        return
+    if isinstance(policy, LongestPrefix):
+        plain = LongestPrefix()
+    elif isinstance(policy, DfsWeight):
+        plain = DfsWeight()
+    else:
+        raise ValueError(
+            f"scheduling: {type(policy).__name__}: SGLang's schedule is by arrival, by prefix or depth first: set "
+            "scheduling=fcfs, scheduling=longest_prefix or scheduling=dfs_weight, or rules=default"
+        )
+    for name in ("max_wait_s", "fcfs_above", "in_batch_duplicates", "check_up_to_tokens", "shared_tokens"):
+        value, expected = getattr(policy, name, None), getattr(plain, name, None)
+        if value != expected:
+            raise ValueError(
+                f"scheduling.{name}={'null' if value is None else value} is not SGLang's, which is "
+                f"{'null' if expected is None else expected}: leave it out, or set rules=default"
+            )
+
+
+class NodeQueue(JobQueue):
+    """Jobs in the order in which they are tried. New ones, and those that were retracted, come last.
+
+    FCFS            stays as it is
+    LongestPrefix   most tokens found first; of those that share their first tokens, and have little cached, all but one last
+    DfsWeight       depth first through the tree, branches with more waiting requests first
+
+    A look-up is of all tokens so far, and refreshes what it finds.
+    """
+
+    def __init__(self, policy: SchedulingPolicy, cache: SteppedNodes) -> None:
+        check_policy(policy)
+        self._sorts_by_prefix = isinstance(policy, LongestPrefix)
+        self._goes_by_depth = isinstance(policy, DfsWeight)
+        self._cache = cache
+        self._jobs: list[Job] = []
+        self._rounds = 0
+        """Rounds in which the order stayed as it was."""
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs.copy())
+
+    def push(self, job: Job) -> None:
+        job.phase = QUEUED
+        self._jobs.append(job)
+
+    def remove(self, job: Job) -> None:
+        self._jobs.remove(job)
+
+    def order(self) -> None:
+        """Put the jobs into their order, at the beginning of a round of admission."""
+        jobs = self._jobs
+        if not jobs:
+            return
+        if self._goes_by_depth:
+            self._jobs = self._by_depth()
+        elif self._sorts_by_prefix and len(jobs) <= MOST_SORTED:
+            self._sort_by_prefix()
+        else:
+            if self._rounds % REFRESH_ROUNDS == 0:
+                for job in reversed(jobs[:REFRESHED]):
+                    self._cache.find(job.request, job.target_tokens)
+            self._rounds += 1
+
+    def _sort_by_prefix(self) -> None:
+        found: dict[Job, int] = {}
+        heads = set[int]()
+        for job in self._jobs:
+            tokens, _ = self._cache.find(job.request, job.target_tokens)
+            found[job] = min(tokens, job.target_tokens - 1)
+            if tokens <= SHARED_TOKENS:
+                head = self._cache.page_at(job.request, SHARED_TOKENS, job.target_tokens)
+                if head in heads:
+                    found[job] = -1
+                elif head is not None:
+                    heads.add(head)
+        self._jobs.sort(key=lambda job: -found[job])
+
+    def _by_depth(self) -> list[Job]:
+        ending: dict[Node, list[Job]] = {}
+        weights: dict[Node, int] = {}
+        for job in self._jobs:
+            _, end = self._cache.find(job.request, job.target_tokens)
+            ending.setdefault(end, []).append(job)
+        for end, jobs in ending.items():
+            node: Node | None = end
+            while node is not None:
+                weights[node] = weights.get(node, 0) + len(jobs)
+                node = node.parent
+        ordered: list[Job] = []
+        stack = [self._cache.tree.root]
+        while stack:  # in reverse: what ends with a node, then its children, lightest first
+            node = stack.pop()
+            ordered += reversed(ending.get(node, []))
+            stack += sorted([child for child in node.children.values() if child in weights], key=lambda child: -weights[child])
+        ordered.reverse()
+        return ordered

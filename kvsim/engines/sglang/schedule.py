@@ -1,0 +1,423 @@
+"""SGLang's scheduler (0.5.23), pass by pass: managers/scheduler.py, schedule_policy.py and schedule_batch.py."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from kvsim.core.lease import LOST, RETRACTED
+from kvsim.core.request import Request
+from kvsim.core.transfer import NO_TRANSFERS, Transfer
+from kvsim.engine.frontend import Frontend
+from kvsim.engine.job import DECODING, ENDED, PREFILLING, Job
+from kvsim.engine.job import LOST as GIVEN_UP
+from kvsim.engine.schedule import Parts, Schedule, Step
+from kvsim.engine.substrate import Work
+from kvsim.engine.waiting import WaitingRequests
+from kvsim.engines.sglang.budget import MOST_PROMISED, RETRACT_STEPS, PassBudget, PassSettings, TokenRatio
+from kvsim.engines.sglang.queue import NodeQueue
+from kvsim.engines.sglang.stepped import NodesLease, SteppedNodes
+
+SPARE_TOKENS = 6
+"""A prompt is rejected that leaves no more tokens than these."""
+
+
+class Chunk:
+    """A part of a prompt that a step computes."""
+
+    __slots__ = ("begin", "end", "is_last", "job", "lease")
+
+    def __init__(self, job: Job, lease: NodesLease, begin: int, end: int, *, is_last: bool) -> None:
+        self.job = job
+        self.lease = lease
+        self.begin = begin
+        self.end = end
+        self.is_last = is_last
+
+
+class NodeStep(Step):
+    """A step, with the leases that it was formed for: what it computes for a request that has lost its lease is lost."""
+
+    __slots__ = ("answers", "chunks")
+
+    def __init__(self, work: Work, chunks: list[Chunk], answers: list[tuple[Job, NodesLease]]) -> None:
+        super().__init__(work, NO_TRANSFERS)
+        self.chunks = chunks
+        self.answers = answers
+
+
+class NodeSchedule(Schedule):
+    """Prefill first: a pass forms a step of prompts if it can, and otherwise one in which all running requests decode.
+
+    a pass      the chunk of the last one enters the tree; its prompts join the running requests; the finished leave; the
+                chunked request goes on; waiting requests are tried in order, until one does not fit
+    is_full     while set, no request is tried: memory or the number of requests has run out, and nobody has left since
+    memory      what running requests have declared counts in part (``TokenRatio``); who is admitted needs room for all of it
+    retraction  if a decode step finds no memory, the request with the shortest answer so far goes to the end of the queue
+    look ahead  with the overlap loop, a pass takes place while the step before it runs, and counts answers one token short. A
+                request whose last token is being computed does not decode again
+    """
+
+    def __init__(self, parts: Parts, settings: PassSettings) -> None:
+        cache = cast(SteppedNodes, parts.cache)
+        self.settings = settings
+        self.looks_ahead = settings.looks_ahead
+        self.is_draining = False
+        self.cache = cache
+        self.page_tokens = cache.page_tokens
+        self.pool = parts.gpu.pool
+        self.gpu = parts.gpu
+        self.number = parts.number
+        self.env = parts.mover.env
+        self.max_running_requests = parts.max_running_requests
+        self.queue = NodeQueue(parts.scheduling, cache)
+        self.waiting = WaitingRequests(cache, parts.gpu, parts.mover, parts.prefetching, self.queue, parts.wake)
+        self.ratio = TokenRatio(settings.conservativeness)
+        self.running: list[Job] = []
+        """Those that decode, or are about to leave, in the engine's order."""
+        self.chunked: Job | None = None
+        """The one whose prompt is computed in several steps."""
+        self.is_full = False
+        self._last: NodeStep | None = None
+        """The step formed by the last pass, if it formed one."""
+        self._under_way: NodeStep | None = None
+        """The step that runs, or has been formed and will run next."""
+        self._has_ended = False
+        """Whether a request has ended since the last pass."""
+        self._retractions = 0
+
+    def report_to(self, frontend: Frontend) -> None:
+        self.frontend = frontend
+
+    def __len__(self) -> int:
+        return len(self.cache.leases)
+
+    @property
+    def retractions(self) -> int:
+        return self._retractions
+
+    @property
+    def admitted(self) -> int:
+        return len(self.cache.leases)
+
+    def join(self, job: Job) -> None:
+        raise AssertionError("SGLang's schedule takes no requests from other engines")
+
+    def transfer_ended(self, transfer: Transfer) -> bool:
+        return False
+
+    # --- what requests declare -----------------------------------------------------------------------------------------------
+
+    def takes(self, request: Request) -> bool:
+        """Whether SGLang would neither reject a request nor cut its answer short."""
+        if request.prompt_tokens >= self.pool.capacity * self.page_tokens - SPARE_TOKENS:
+            return False
+        return max(1, request.output_tokens) <= self._most_declared(request)
+
+    def _most_declared(self, request: Request) -> int:
+        """Return the longest answer that SGLang lets a request declare."""
+        capacity, page_tokens = self.pool.capacity * self.page_tokens, self.page_tokens
+        whole = -(-request.prompt_tokens // page_tokens) * page_tokens
+        return min(capacity - request.prompt_tokens - 2, capacity - whole - page_tokens - 1)
+
+    def declared(self, job: Job) -> int:
+        """Return the length of answer that a request declares (``max_new_tokens``)."""
+        request = job.request
+        own, declared = max(1, request.output_tokens), self.settings.declared_tokens
+        return own if declared is None or declared <= own else min(declared, self._most_declared(request))
+
+    # --- a pass --------------------------------------------------------------------------------------------------------------
+
+    def form(self) -> Any:
+        yield from ()  # a pass takes no time
+        return self._form()
+
+    def _form(self) -> NodeStep | None:
+        self._gather()
+        step = self._form_prefill() or self._form_decode()
+        if step is None and self._under_way is None and not self.running:
+            step = self._rest()
+        self._last = step
+        if step is not None:
+            self._under_way = step
+        return step
+
+    def _rest(self) -> NodeStep | None:
+        """Nothing runs: end a reset that has waited for that. Returns the first step after it, if a request waits."""
+        if self.is_draining:
+            self.frontend.drained()
+        if len(self.queue):
+            return self._form_prefill()
+        self.ratio.reset()
+        return None
+
+    def _gather(self) -> None:
+        """Enter the last chunk into the tree, let the prompts of the last step join, and the finished requests leave."""
+        if self.chunked is not None:
+            lease = cast(NodesLease, self.chunked.lease)
+            self.cache.store(lease, lease.filled, self.env.now)
+        if self._last is not None and self._last.chunks:
+            self._join(self._last)
+        if self._has_ended:
+            self._has_ended = False
+            self._leave([job for job in self.running if job.phase == ENDED])
+        if not self.running:
+            self.is_full = False
+
+    def _join(self, last: NodeStep) -> None:
+        joining = [chunk.job for chunk in last.chunks if chunk.is_last and chunk.job.lease is chunk.lease]
+        joining += [job for job, lease in last.answers if job.lease is lease]
+        if len(joining) < len(last.chunks) + len(last.answers) or not self.running:
+            self.is_full = False
+        for job in joining:
+            job.phase = DECODING
+        self.running += joining
+
+    def _leave(self, leaving: Sequence[Job]) -> None:
+        if leaving:
+            self.running = [job for job in self.running if job not in leaving]
+            self.is_full = False
+
+    @property
+    def _available(self) -> int:
+        """Tokens of memory that are free or can be evicted."""
+        return (self.pool.free + self.gpu.evictable_pages) * self.page_tokens
+
+    def _is_crowded(self, planned: int) -> bool:
+        """Whether as many requests as may run do, ``planned`` of them from this pass, or hold memory."""
+        most = self.max_running_requests
+        return len(self.running) + planned >= most or len(self.cache.leases) >= most
+
+    # --- prompts -------------------------------------------------------------------------------------------------------------
+
+    def _form_prefill(self) -> NodeStep | None:
+        waits = len(self.queue) > 0 and not self.is_draining
+        if self.chunked is None:
+            if self.is_full or not waits:
+                return None
+            if self._is_crowded(0):
+                self.is_full = True
+                return None
+        if waits:
+            self.queue.order()
+        left = [self.declared(job) - job.generated for job in self.running]
+        budget = PassBudget(self.settings, self.page_tokens, self.ratio.value, left)
+        chunks: list[Chunk] = []
+        if self.chunked is not None:
+            self._continue_chunked(self.chunked, budget, chunks)
+        if waits:
+            self._admit(budget, chunks)
+        if not chunks:
+            return None
+        new_tokens = sum([chunk.end - chunk.begin for chunk in chunks])
+        pages = new_tokens if self.page_tokens == 1 else -(-new_tokens // self.page_tokens) + len(chunks)
+        self.cache.make_room(pages)
+        for chunk in chunks:
+            self.cache.hold(chunk.lease, chunk.end)
+            chunk.job.computed = chunk.begin
+            chunk.lease.flying += chunk.is_last
+        return self._step(chunks, self._mix() if self.settings.mixed_chunk else [])
+
+    def _continue_chunked(self, job: Job, budget: PassBudget, chunks: list[Chunk]) -> None:
+        """Plan the next chunk of the prompt that is computed in several steps."""
+        lease, most = cast(NodesLease, job.lease), budget.chunk
+        assert most is not None
+        room = int(self._available - budget.promised)
+        if room > 0:
+            most = min(most, room)
+        if most > 0:
+            self._plan(job, lease, min(job.target_tokens, lease.filled + most), budget, chunks)
+
+    def _plan(self, job: Job, lease: NodesLease, end: int, budget: PassBudget, chunks: list[Chunk]) -> None:
+        is_last = end == job.target_tokens
+        chunks.append(Chunk(job, lease, lease.filled, end, is_last=is_last))
+        budget.charge(end - lease.filled, self.declared(job) if is_last else 0)
+        lease.filled = end
+        if not is_last:
+            self.chunked = job
+        elif self.chunked is job:
+            self.chunked = None
+
+    def _admit(self, budget: PassBudget, chunks: list[Chunk]) -> None:
+        """Try waiting requests in their order until one is not admitted."""
+        cache = self.cache
+        for job in self.queue:
+            if budget.is_spent and self._available - budget.promised > 0:
+                break
+            if self.is_full or self._is_crowded(len(chunks)):
+                self.is_full = True
+                break
+            lease = cast(NodesLease, cache.match(job.request, self.gpu, job.why, job.target_tokens))
+            found, loose = lease.gpu_pages * self.page_tokens, cache.loose_pages(lease) * self.page_tokens
+            answer = min(max(self.declared(job) - job.generated, 0), MOST_PROMISED)
+            if job.target_tokens - found + answer + self.page_tokens >= self._available - loose - budget.promised:
+                self.is_full = bool(chunks or self.running)
+                cache.refuse(lease)
+                break
+            end = budget.cut(found, job.target_tokens, is_first=not chunks)
+            if end <= found:
+                cache.refuse(lease)
+                break
+            self._begin(job, lease)
+            self._plan(job, lease, end, budget, chunks)
+            if self._available - budget.promised <= 0:
+                self.is_full = bool(chunks or self.running)
+                break
+
+    def _begin(self, job: Job, lease: NodesLease) -> None:
+        """Admit a request."""
+        self.waiting.leave_queue(job)
+        self.cache.admit(lease, job.request.pages_for(job.target_tokens, self.page_tokens), self.env.now)
+        job.lease, job.phase, job.is_known = lease, PREFILLING, True
+        job.admissions += 1
+        job.times.has_pages(self.env.now)
+        if not job.is_counted:
+            job.is_counted, job.counted = True, lease
+            self.frontend.book.hit(job.request, (lease.gpu_pages,), self.number)
+
+    # --- answers -------------------------------------------------------------------------------------------------------------
+
+    def _mix(self) -> list[tuple[Job, NodesLease]]:
+        """Let the running requests decode beside prompts, if there is room for all of them."""
+        self._leave_before_last()
+        if not self.running or not self._has_room(self.running):
+            return []
+        taken = self._take_tokens()
+        self.running, self.is_full = [], False
+        return taken
+
+    def _form_decode(self) -> NodeStep | None:
+        has_left = self._leave_before_last()
+        if not self.running:
+            return None
+        if self._has_room(self.running):
+            self.ratio.decay()
+        elif has_left:
+            return None
+        else:
+            self._retract()
+        return self._step([], self._take_tokens())
+
+    def _leave_before_last(self) -> bool:
+        """Let those leave whose last token is being computed. Returns whether there are any."""
+        leaving = []
+        for job in self.running:
+            flying = cast(NodesLease, job.lease).flying
+            if flying and job.generated + flying >= self.declared(job):
+                leaving.append(job)
+        self._leave(leaving)
+        return bool(leaving)
+
+    def _has_room(self, jobs: Sequence[Job]) -> bool:
+        """Make room for the pages that a decode step of these requests begins. Returns whether there is."""
+        page_tokens = self.page_tokens
+        return self.cache.make_room(sum([not cast(NodesLease, job.lease).tokens % page_tokens for job in jobs]))
+
+    def _take_tokens(self) -> list[tuple[Job, NodesLease]]:
+        """Take the memory of the running requests' next tokens."""
+        cache, taken = self.cache, []
+        cache.make_room(len(self.running))
+        for job in self.running:
+            lease = cast(NodesLease, job.lease)
+            cache.hold(lease, lease.tokens + 1)
+            lease.flying += 1
+            taken.append((job, lease))
+        return taken
+
+    def _retract(self) -> None:
+        """Retract requests, first those with the shortest answers, of these the longest prompts, until the others have room."""
+        order = sorted(self.running, key=lambda job: (job.generated, -job.request.prompt_tokens), reverse=True)
+        is_first = True
+        while len(order) > 1 and (is_first or not self._has_room(order)):
+            is_first = False
+            self._give_up(order.pop())
+            self.cache.make_room(-(-len(order) * RETRACT_STEPS // self.page_tokens))
+        assert self._has_room(order), "a request does not fit although it is alone"
+        self.running, self.is_full = order, False
+        self.ratio.estimate(sum([job.generated for job in order]), sum([self.declared(job) for job in order]), len(order))
+
+    def _give_up(self, job: Job) -> None:
+        """Give back a request's pages, and put it at the end of the queue."""
+        self._retractions += 1
+        self.frontend.book.retracted(job.request)
+        self.cache.release(cast(NodesLease, job.lease), RETRACTED, self.env.now)
+        job.times.waits_again(self.env.now)
+        job.lease, job.was_running = None, True
+        self.waiting.push(job)
+
+    # --- steps ---------------------------------------------------------------------------------------------------------------
+
+    def _step(self, chunks: list[Chunk], answers: list[tuple[Job, NodesLease]]) -> NodeStep:
+        work = Work(
+            chunks=[(chunk.end - chunk.begin, chunk.begin) for chunk in chunks],
+            sampled_tokens=sum([chunk.is_last for chunk in chunks]),
+            decode_requests=len(answers),
+            decode_context_tokens=sum([lease.tokens - 1 for _, lease in answers]),
+            prefilling=[(chunk.job, chunk.end - chunk.begin) for chunk in chunks],
+            decoding=[job for job, _ in answers],
+            engine=self.number,
+        )
+        return NodeStep(work, chunks, answers)
+
+    def ended(self, step: Step, steps: int) -> None:
+        done = cast(NodeStep, step)
+        if self._under_way is done:
+            self._under_way = None
+        for chunk in done.chunks:
+            if chunk.is_last and chunk.job.lease is chunk.lease:
+                self._appear(chunk.job, chunk.lease, chunk)
+        for job, lease in done.answers:
+            if job.lease is lease:
+                self._appear(job, lease)
+        if self._under_way is not None and self._has_ended:  # a step that was formed before they ended
+            self._under_way.work.decoding = [job for job, lease in self._under_way.answers if job.lease is lease]
+
+    def _appear(self, job: Job, lease: NodesLease, chunk: Chunk | None = None) -> None:
+        """Record the next token of an answer; with its last ``chunk``, the prompt has been computed."""
+        now = self.env.now
+        lease.flying -= 1
+        if chunk is not None:
+            job.computed = chunk.end
+            if not job.generated:
+                job.times.first_token_s = now
+                self.frontend.book.waited(job)
+            if not job.is_prefilled:
+                job.is_prefilled = True
+                self.frontend.first_token(job, self.number)
+        job.generated += 1
+        if job.generated >= job.request.output_tokens:
+            self.cache.finish(lease, now)
+            job.lease, job.phase = None, ENDED
+            self._has_ended = True
+            self.frontend.book.finished(job, self.number, now)
+            self.frontend.ended(job.request, self.number)
+        elif chunk is not None:
+            self.cache.store(lease, chunk.end, now)
+
+    # --- failure -------------------------------------------------------------------------------------------------------------
+
+    def stop(self, steps: int) -> list[Job]:
+        jobs = [*self.queue, *[job for job in self._with_pages() if job.lease is not None], *self.waiting.fetching]
+        for job in jobs:
+            self.drop(job, is_up=False)
+        self.running, self.chunked, self.is_full = [], None, False
+        self._last = self._under_way = None
+        self.ratio.reset()
+        return jobs
+
+    def _with_pages(self) -> list[Job]:
+        """Return the requests that run, are being computed or are about to leave."""
+        jobs = dict.fromkeys(self.running)
+        for step in (self._last, self._under_way):
+            if step is not None:
+                jobs.update(dict.fromkeys([chunk.job for chunk in step.chunks]))
+                jobs.update(dict.fromkeys([job for job, _ in step.answers]))
+        if self.chunked is not None:
+            jobs[self.chunked] = None
+        return list(jobs)
+
+    def drop(self, job: Job, *, is_up: bool) -> None:
+        job.times.waits_again(self.env.now)
+        self.waiting.drop(job)
+        if job.lease is not None:
+            self.cache.release(cast(NodesLease, job.lease), LOST, self.env.now)
+            job.lease = None
+        job.phase = GIVEN_UP

@@ -1,0 +1,237 @@
+"""SGLang's radix cache as its scheduler calls it in time: look-ups, chunks, answers, retractions, finishes."""
+
+from math import inf
+from typing import cast
+
+from kvsim.core.lease import FINISHED, FIRST, LOOK, LOST, Lease
+from kvsim.core.request import Request
+from kvsim.core.serving import CLAIMED, Claim, Growth, ServedCache
+from kvsim.core.tier import Tier
+from kvsim.core.transfer import NO_TRANSFERS, Transfer
+from kvsim.core.tree import Node
+from kvsim.engines.sglang.whole_nodes import WholeNodeCache
+from kvsim.pages.extents import Run, join_runs, split_runs
+
+
+class NodesLease(Lease):
+    """What a running request holds: a pinned path down to ``node``, and ``slots`` for everything after it."""
+
+    __slots__ = ("counted_pages", "filled", "flying", "tokens")
+
+    def __init__(self, request: Request, gpu: Tier, root: Node, why: int) -> None:
+        super().__init__(request, gpu, root, why)
+        self.tokens = 0
+        """Tokens that have memory, those of the tree included."""
+        self.filled = 0
+        """End of the last chunk of its prompt that has been formed."""
+        self.flying = 0
+        """Tokens of its answer that are being computed."""
+        self.counted_pages = 0
+        """Leading pages whose nodes this request has counted as hit."""
+
+    @property
+    def kept_pages(self) -> int:
+        """Pages of the pinned path."""
+        return self.node.depth + self.node.pages
+
+
+class SteppedNodes(ServedCache):
+    """The radix cache of SGLang 0.5.23 on one GPU tier, call by call. Its tree is that of a replay (``WholeNodeCache``).
+
+    match     looks up, which refreshes what it finds; cuts a node where the match ends
+    admit     pins what was found; takes no pages
+    hold      takes the pages of the next tokens, which are free
+    store     enters the tokens so far into the tree, in whole pages: a copy of what is there already is given back, and the pin
+              moves to the end of what was entered. An answer is a node of its own
+    finish    the same with the whole answer but its last token; then gives back everything
+    release   gives back everything, without entering it
+
+    ``caches_answers`` False leaves the answers out; None enters those that the trace knows.
+    """
+
+    def __init__(self, gpu: Tier, page_tokens: int, *, caches_answers: bool | None) -> None:
+        self.takes_pages_late, self.pauses_after_retraction = False, True
+        self.nodes = WholeNodeCache([gpu], page_tokens)
+        self.residency = self.nodes.residency
+        self.lower = None
+        self.watches = []
+        self.gpu = gpu
+        self.tiers = [gpu]
+        self.page_tokens = page_tokens
+        self.leases = {}
+        self._caches_answers = caches_answers
+
+    # --- look-ups ------------------------------------------------------------------------------------------------------------
+
+    def match(self, request: Request, gpu: Tier | None = None, why: int = FIRST, tokens: int = 0) -> Lease:
+        """Look up all of a request's tokens but the last; with LOOK, all of them."""
+        tokens = tokens or request.prompt_tokens
+        lease = NodesLease(request, self.gpu, self.tree.root, why)
+        path, rest = self._follow(request, tokens if why == LOOK else tokens - 1)
+        lease.set_match(path, path[-1].depth + path[-1].pages if path else 0, rest)
+        if path:
+            lease.node = path[-1]
+        if why != LOOK:
+            for watch in self.watches:
+                watch.matched(lease)
+        return lease
+
+    def _path(self, request: Request) -> tuple[Run, ...]:
+        """Return the pages of a request that can be entered into the tree."""
+        answer = request.output_runs
+        if not answer or self._caches_answers is False or request.prompt_pages * self.page_tokens > request.prompt_tokens:
+            return request.runs
+        return join_runs(request.runs, answer) if request.runs else answer
+
+    def _follow(self, request: Request, tokens: int) -> tuple[list[Node], tuple[Run, ...]]:
+        """Look up a request's first ``tokens`` tokens, in whole pages. Returns the nodes found, and the pages after them."""
+        residency, nodes = self.residency, self.nodes
+        now = residency.tick(residency.now)
+        runs, _ = split_runs(self._path(request), tokens // self.page_tokens)
+        path, partial, agreed, rest = residency.tree.walk(residency.tree.root, runs)
+        if partial is not None:
+            path.append(nodes.cut_at(partial, agreed, now))
+        nodes.touch(path, now)
+        return path, rest
+
+    def find(self, request: Request, tokens: int) -> tuple[int, Node]:
+        """Look up a request's first ``tokens`` tokens for the order of the queue. Returns the tokens found, and the last node."""
+        path, _ = self._follow(request, tokens)
+        node = path[-1] if path else self.tree.root
+        return (node.depth + node.pages) * self.page_tokens, node
+
+    def page_at(self, request: Request, shared_tokens: int, tokens: int) -> int | None:
+        """Return the page with the last of a request's first ``shared_tokens`` tokens: requests that share it share these tokens.
+
+        None if the page is not full with the first ``tokens`` tokens: those of a partial page are not known.
+        """
+        left = -(-shared_tokens // self.page_tokens)
+        if tokens < left * self.page_tokens:
+            return None
+        for start, length in self._path(request):
+            if left <= length:
+                return start + left - 1
+            left -= length
+        return None
+
+    # --- admission and pages -------------------------------------------------------------------------------------------------
+
+    def loose_pages(self, lease: Lease) -> int:
+        """Return how many of the pages that a request has found no one else pins."""
+        return sum([node.pages for node in lease.path if not node.pins[self.gpu.index]])
+
+    def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0, in_all: int = 0) -> bool:
+        """Pin what the request has found. Its scheduler has checked that there is room."""
+        held = cast(NodesLease, lease)
+        self.residency.tick(now)
+        self.residency.notices.request(lease.request, self.residency.now, self.gpu)
+        self.residency.pin(held.node, self.gpu)
+        held.tokens = held.filled = held.kept_pages * self.page_tokens
+        held.slots = self.residency.take(self.gpu, 0)
+        self.leases[lease] = None
+        if self.watches:
+            self._tell_admission(lease, pages, load_pages, is_admitted=True)
+        return True
+
+    def refuse(self, lease: Lease) -> None:
+        """Tell watches that a request has been looked up and is not admitted."""
+        if self.watches:
+            self._tell_admission(lease, 0, 0, is_admitted=False)
+
+    def claim(self, lease: Lease, now: float) -> Claim:
+        """Do nothing: nothing was promised."""
+        return CLAIMED
+
+    def make_room(self, pages: int) -> bool:
+        """Evict until this many pages are free, as far as possible. Returns whether they are."""
+        pool = self.gpu.pool
+        missing = min(pages - pool.free, self.gpu.evictable_pages)
+        if missing > 0:
+            self.nodes.evict(missing, self.residency.now)
+        return pool.free >= pages
+
+    def hold(self, lease: NodesLease, tokens: int) -> None:
+        """Let a request have memory for its first ``tokens`` tokens; the pages that it lacks are free."""
+        page_tokens = self.page_tokens
+        pages = -(-tokens // page_tokens) + (-lease.tokens // page_tokens)
+        lease.tokens = tokens
+        if pages:
+            lease.slots = self.gpu.pool.join(lease.slots, self.residency.take(self.gpu, pages))
+
+    def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
+        """Do nothing: the scheduler makes room for a step, and takes its pages with ``hold``."""
+        return Growth(True, NO_TRANSFERS)
+
+    # --- what enters the tree ------------------------------------------------------------------------------------------------
+
+    def insert(self, lease: Lease, now: float) -> list[Transfer]:
+        self.store(cast(NodesLease, lease), cast(NodesLease, lease).tokens, now)
+        return NO_TRANSFERS
+
+    def store(self, lease: NodesLease, tokens: int, now: float, *, counts_hits: bool = True) -> None:
+        """Enter a request's first ``tokens`` tokens, in whole pages, and pin them. ``counts_hits``: as a use by this request."""
+        residency, gpu = self.residency, self.gpu
+        residency.tick(now)
+        path, rest = self._follow(lease.request, tokens)
+        found = path[-1].depth + path[-1].pages if path else 0
+        if (duplicates := found - lease.kept_pages) > 0:
+            copies, lease.slots = gpu.pool.split(lease.slots, duplicates)
+            residency.give(gpu, copies)
+        if counts_hits:
+            self._count(lease, path, found)
+        before, node = lease.node, path[-1] if path else self.tree.root
+        residency.pin(node, gpu)
+        if rest:
+            pages = sum([length for _, length in rest])
+            mine, lease.slots = gpu.pool.split(lease.slots, pages)
+            node = residency.add_leaf(node, rest, pages, gpu, mine, residency.now)
+            lease.counted_pages = found + pages
+        lease.node = node
+        residency.unpin(before, gpu)
+        if tokens > lease.request.prompt_tokens:
+            self._follow(lease.request, lease.request.prompt_tokens)
+
+    def _count(self, lease: NodesLease, path: list[Node], pages: int) -> None:
+        """Count a hit of each node that the request has not counted before."""
+        passed = [node for node in path if node.depth >= lease.counted_pages]
+        if passed:
+            self.residency.use(passed, self.residency.now, is_first=True)
+            lease.counted_pages = pages
+
+    # --- the end of a request ------------------------------------------------------------------------------------------------
+
+    def finish(self, lease: Lease, now: float = -inf) -> list[Transfer]:
+        held, request = cast(NodesLease, lease), lease.request
+        self.store(held, request.prompt_tokens + max(request.output_tokens, 1) - 1, now)
+        self.residency.notices.finish(request, held.node, self.residency.now, self.gpu)
+        return self._let_go(held, FINISHED)
+
+    def release(self, lease: Lease, why: str = LOST, now: float = -inf, tokens: int = 0) -> list[Transfer]:
+        return self._let_go(cast(NodesLease, lease), why)
+
+    def _let_go(self, lease: NodesLease, why: str) -> list[Transfer]:
+        self.residency.give(self.gpu, lease.slots)
+        self.residency.unpin(lease.node, self.gpu)
+        lease.slots = None
+        del self.leases[lease]
+        for watch in self.watches:
+            watch.released(lease, why)
+        return NO_TRANSFERS
+
+    def reset(self, gpu: Tier | None = None, now: float = -inf) -> None:
+        self.residency.clear()
+        for watch in self.watches:
+            watch.emptied(gpu)
+
+    def check(self) -> None:
+        pool, index = self.gpu.pool, self.gpu.index
+        nodes = list(self.tree.root.descendants())
+        held = sum([node.pages for node in nodes])
+        for one in self.leases:
+            lease = cast(NodesLease, one)
+            own = pool.count(lease.slots)
+            assert lease.kept_pages + own == -(-lease.tokens // self.page_tokens), "a request has too few or too many pages"
+            held += own
+        assert pool.free + held == pool.capacity, "pages are lost"
+        loose = sum([node.pages for node in nodes if not node.pins[index]])
+        assert loose == self.gpu.evictable_pages, "evictable pages are counted wrong"
