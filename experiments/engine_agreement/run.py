@@ -20,7 +20,7 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 
-from schedules import Recording, differences, recordings
+from schedules import Recording, differences, offload_recordings, recordings
 
 import kvsim
 from kvsim.engine.outcome import REJECTED
@@ -183,7 +183,7 @@ def page(agreements: list[Agreement]) -> Iterator[str]:
         "2026) and LightLLM (August 2026; for hybrid models, its radix cache with detached states). Made by",
         "`python experiments/engine_agreement/run.py`; each row is",
         f"`kvsim replay trace=mooncake trace.path={CONVERSATION.file} page_tokens=512` with the overrides shown.",
-        "Rows named `schedule/` are `kvsim simulate trace=mooncake trace.path=...`: there the times of the first and the last",
+        "Rows named `schedule` are `kvsim simulate trace=mooncake trace.path=...`: there the times of the first and the last",
         "token (within 1 us), the hits, the retractions and, where they were recorded, the steps are compared.",
         "",
         *markdown(("sequence", "overrides", "requests", "mismatches"), lines),
@@ -198,7 +198,8 @@ def read_options() -> tuple[Namespace, list[Path], list[Recording]]:
     parser.add_argument("--only", default="", help="replay only sequences whose name contains this, and write no table")
     options = parser.parse_args()
     paths = [path for path in sorted(options.golden.glob("*.txt.gz")) if options.only in path.name and overrides_of(path)]
-    schedules = [one for one in recordings(options.golden, Path(options.trace)) if options.only in one.name]
+    sources = chain(*(read(options.golden, Path(options.trace)) for read in (recordings, offload_recordings)))
+    schedules = [one for one in sources if options.only in one.name]
     if not (paths or schedules):
         parser.error(f"no recorded sequence of these engines in {options.golden}; set --golden to their folder")
     return options, paths, schedules
