@@ -28,6 +28,7 @@ class VLLMRules(Rules):
     gpu   pages can be found from admission on and become recent when their request finishes; a page computed twice is stored
           twice; slots of pages without a key (partial tail, answer) are reused first
     cpu   every request offers its pages, which are stored one by one, whatever the GPU has of them (``OffloadTier``)
+    time  step by step as its scheduler V1, with the copies of its offloading connector (``BlockSchedule``)
     """
 
     engine: ClassVar[str] = "vLLM"
