@@ -5,7 +5,7 @@ tokens, or in single tokens (``lightllm_tokens``). Each recorded sequence is rep
 request: the request's number, its full pages, and the pages that it hit (SGLang, and vLLM for hybrid models: GPU; HiCache,
 FastDeploy and LightLLM: GPU and CPU; vLLM, and LightLLM for hybrid models: GPU, CPU and their sum); -1 marks a rejected request.
 
-Schedules of vLLM in virtual time are simulated and compared too (``schedules.py``).
+Schedules of vLLM and SGLang in virtual time are simulated and compared too (``schedules.py``).
 
 Claim: no request differs, in any sequence or schedule. Exits with 1 if one does.
 """
@@ -183,7 +183,7 @@ def page(agreements: list[Agreement]) -> Iterator[str]:
         "2026) and LightLLM (August 2026; for hybrid models, its radix cache with detached states). Made by",
         "`python experiments/engine_agreement/run.py`; each row is",
         f"`kvsim replay trace=mooncake trace.path={CONVERSATION.file} page_tokens=512` with the overrides shown.",
-        "Rows named `schedule` are `kvsim simulate trace=mooncake trace.path=...`: there the times of the first and the last",
+        "Rows named `schedule...` are `kvsim simulate trace=mooncake trace.path=...`: there the times of the first and the last",
         "token (within 1 us), the hits, the retractions and, where they were recorded, the steps are compared.",
         "",
         *markdown(("sequence", "overrides", "requests", "mismatches"), lines),

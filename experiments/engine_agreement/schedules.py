@@ -1,9 +1,9 @@
-"""Is the schedule of vLLM's presets in a simulation, request by request and step by step, that of vLLM's own scheduler?
+"""Is the schedule of ``preset=vllm`` and ``preset=sglang`` in a simulation, request by request and step by step, the engine's own?
 
-Schedules were recorded with vLLM 0.33.0's scheduler V1 in virtual time, a step taking what ``hardware=linear`` gives: requests
-of the Mooncake conversation and of a made-up trace, and cases of two to eight requests that show one rule each; without CPU
-offloading, with it, and with async scheduling. A request agrees if the times of its first and its last token are within a
-microsecond, and its hit tokens of each tier and its retractions are equal.
+Schedules were recorded with vLLM 0.33.0's scheduler V1 and with SGLang 0.5.23's scheduler in virtual time, a step taking what
+``hardware=linear`` gives: requests of the Mooncake conversation and of a made-up trace, and cases of two to eight requests that
+show one rule each; of vLLM also with CPU offloading and with async scheduling. A request agrees if the times of its first and its
+last token are within a microsecond, and its hit tokens of each tier and its retractions are equal.
 """
 
 import csv
@@ -30,7 +30,8 @@ CASES = {
     "resume-answers": 2_048,
     "two-copies": 3_056,
 }
-"""Capacity in tokens by case."""
+"""Capacity in tokens by case of vLLM."""
+SGLANG_POLICIES = {"fcfs": "fcfs", "lpm": "longest_prefix", "dfs-weight": "dfs_weight"}
 
 Request = tuple[float, float, int, int, int]
 """Seconds of the first and the last token, hit tokens on the GPU and in CPU memory, retractions."""
@@ -68,6 +69,53 @@ def recordings(golden: Path, conversation: Path) -> Iterator[Recording]:
         recorded = folder / f"{name}.steps.gz"
         steps = steps_of(text(recorded)) if recorded.is_file() else []
         yield Recording(f"schedule/{name}", trace, settings, rows_of(text(path)), steps)
+    yield from of_sglang(golden, conversation)
+
+
+def of_sglang(golden: Path, conversation: Path) -> Iterator[Recording]:
+    """The recorded schedules of SGLang, which tables list with the parameters that they were played with."""
+    folder = golden / "schedule_sglang"
+    for table in sorted(folder.glob("**/cases.csv")):
+        for case in csv.DictReader(table.read_text().splitlines()):
+            name, source = case["name"], case["trace"]
+            if table.parent != folder:
+                trace = table.with_name(f"{source}.jsonl")
+                requests, _, steps = table.with_name(f"{name}.sglang.txt").read_text().partition("# start")
+            else:
+                trace = conversation if source == "mooncake" else golden / "schedule" / f"{source}.jsonl"
+                recorded = folder / f"{name}.steps.csv.gz"
+                requests, steps = text(folder / f"{name}.requests.csv.gz"), text(recorded) if recorded.is_file() else ""
+            where = table.parent.relative_to(golden).as_posix()
+            yield Recording(f"{where}/{name}", trace, overrides_of_sglang(case), sglang_rows(requests), sglang_steps(steps))
+
+
+def overrides_of_sglang(case: dict[str, str]) -> list[str]:
+    chunk, declared = case["chunked_prefill_size"], case["declared_max_new_tokens"]
+    return [
+        "preset=sglang", "hardware=linear", f"page_tokens={case['page_size']}", "trace.answers=unique",
+        f"tiers.gpu.capacity={case['capacity_tokens']}tokens",
+        "rules.chunked_prefill=false" if chunk == "-1" else f"engine.max_batch_tokens={chunk}",
+        f"engine.max_running_requests={case['max_running_requests']}",
+        f"scheduling={SGLANG_POLICIES[case['schedule_policy']]}",
+        f"rules.loop={'overlap' if case['loop'] == 'overlap' else 'plain'}",
+        *(["rules.mixed_chunk=true"] if case["mixed_chunk"] == "on" else []),
+        *(["rules.ignore_eos=true"] if case["ignore_eos"] == "on" else []),
+        *([f"rules.declared_output_tokens={declared}"] if declared else []),
+        f"rules.schedule_conservativeness={case['schedule_conservativeness']}",
+        f"trace.rate={case['rate']}",
+        *([f"trace.limit={case['limit']}"] if case["limit"] else []),
+    ]  # fmt: skip
+
+
+def sglang_rows(table: str) -> list[Request]:
+    cells = [line.split(",") for line in table.splitlines() if line[:1].isdigit()]
+    return [(float(first), float(last), int(hits), 0, int(retractions)) for _, _, hits, first, last, retractions in cells]
+
+
+def sglang_steps(table: str) -> list[Step]:
+    cells = [line.split(",") for line in table.splitlines() if line[:1].isdigit()]
+    steps = [(int(requests), int(tokens), int(decoding)) for _, _, requests, tokens, decoding, *_ in cells]
+    return [(tokens - decoding, decoding, requests - decoding) for requests, tokens, decoding in steps]
 
 
 def offload_recordings(golden: Path, conversation: Path) -> Iterator[Recording]:
@@ -166,7 +214,8 @@ def differences(recording: Recording) -> tuple[int, int, str]:
 def simulate(recording: Recording) -> Outcome:
     source = [one.removeprefix("trace.").split("=") for one in recording.overrides if one.startswith("trace.")]
     settings = {name: int(value) if name == "limit" else float(value) if name == "rate" else value for name, value in source}
-    trace = kvsim.load_trace("mooncake", path=recording.trace, page_tokens=16, **settings)
+    pages = next(int(one.partition("=")[2]) for one in recording.overrides if one.startswith("page_tokens"))
+    trace = kvsim.load_trace("mooncake", path=recording.trace, page_tokens=pages, **settings)
     others = [one for one in recording.overrides if not one.startswith(("trace.", "page_tokens"))]
     return kvsim.simulate(trace, *others, "timeline=true").outcome
 
