@@ -1,4 +1,4 @@
-"""Is the schedule of ``preset=vllm`` and ``preset=sglang`` in a simulation, request by request and step by step, the engine's own?
+"""Is the schedule of vLLM's and SGLang's presets, request by request and step by step, the engine's own?
 
 Schedules were recorded with vLLM 0.33.0's scheduler V1 and with SGLang 0.5.23's scheduler in virtual time, a step taking what
 ``hardware=linear`` gives: requests of the Mooncake conversation and of a made-up trace, and cases of two to eight requests that
