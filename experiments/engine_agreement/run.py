@@ -21,7 +21,7 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 
-from schedules import Recording, differences, recordings
+from schedules import Recording, differences, offload_recordings, recordings
 
 import kvsim
 from kvsim.engine.outcome import REJECTED
@@ -239,7 +239,8 @@ def read_options() -> tuple[Namespace, list[Path], list[Recording]]:
     options = parser.parse_args()
     found = [*sorted(options.golden.glob("*.txt.gz")), *sorted(options.golden.glob("answers/*.txt.gz"))]
     paths = [path for path in found if options.only in path.name and overrides_of(path)]
-    schedules = [one for one in recordings(options.golden, Path(options.trace)) if options.only in one.name]
+    sources = chain(*(read(options.golden, Path(options.trace)) for read in (recordings, offload_recordings)))
+    schedules = [one for one in sources if options.only in one.name]
     if not (paths or schedules):
         parser.error(f"no recorded sequence of these engines in {options.golden}; set --golden to their folder")
     return options, paths, schedules

@@ -1,15 +1,15 @@
-"""Are the schedules of ``preset=vllm`` and ``preset=sglang``, request by request and step by step, those of the engines?
+"""Are the schedules of vLLM's and SGLang's presets, request by request and step by step, the engines' own?
 
 Schedules were recorded with vLLM 0.33.0's scheduler V1 and with SGLang 0.5.23's scheduler in virtual time, a step taking what
-``hardware=linear`` gives: requests of the Mooncake conversation and of a made-up trace, and cases of two to six requests that
-show one rule each. A request agrees if the times of its first and its last token are within a microsecond, and its hit tokens and
-its retractions are equal.
+``hardware=linear`` gives: requests of the Mooncake conversation and of a made-up trace, and cases of two to eight requests that
+show one rule each; of vLLM also with CPU offloading and with async scheduling. A request agrees if the times of its first and its
+last token are within a microsecond, and its hit tokens of each tier and its retractions are equal.
 """
 
 import csv
 import gzip
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,8 +33,8 @@ CASES = {
 """Capacity in tokens by case of vLLM."""
 SGLANG_POLICIES = {"fcfs": "fcfs", "lpm": "longest_prefix", "dfs-weight": "dfs_weight"}
 
-Request = tuple[float, float, int, int]
-"""Seconds of the first and the last token, hit tokens, retractions."""
+Request = tuple[float, float, int, int, int]
+"""Seconds of the first and the last token, hit tokens on the GPU and in CPU memory, retractions."""
 Step = tuple[int, int, int]
 """Prompt tokens, decoding requests, prefill chunks."""
 
@@ -109,13 +109,61 @@ def overrides_of_sglang(case: dict[str, str]) -> list[str]:
 
 def sglang_rows(table: str) -> list[Request]:
     cells = [line.split(",") for line in table.splitlines() if line[:1].isdigit()]
-    return [(float(first), float(last), int(hits), int(retractions)) for _, _, hits, first, last, retractions in cells]
+    return [(float(first), float(last), int(hits), 0, int(retractions)) for _, _, hits, first, last, retractions in cells]
 
 
 def sglang_steps(table: str) -> list[Step]:
     cells = [line.split(",") for line in table.splitlines() if line[:1].isdigit()]
     steps = [(int(requests), int(tokens), int(decoding)) for _, _, requests, tokens, decoding, *_ in cells]
     return [(tokens - decoding, decoding, requests - decoding) for requests, tokens, decoding in steps]
+
+
+def offload_recordings(golden: Path, conversation: Path) -> Iterator[Recording]:
+    """The recorded schedules with CPU offloading, or with async scheduling, below a folder."""
+    base = golden / "schedule_vllm_offload"
+    known = {"mooncake": conversation, "stress2": golden / "schedule" / "stress2.jsonl"}
+    for folder in (base / "cases", base):
+        if not (folder / "cases.csv").is_file():
+            continue
+        with (folder / "cases.csv").open() as file:
+            played = list(csv.DictReader(file))
+        for one in played:
+            name, steps = one["name"], ""
+            if folder is base:
+                rows = text(folder / f"{name}.requests.csv.gz")
+            else:
+                rows, steps, _ = (folder / f"{name}.vllm.txt").read_text().split("start_s,end_s,")
+            trace = known.get(one["trace"], folder / f"{one['trace']}.jsonl")
+            path = folder.relative_to(golden) / name
+            yield Recording(str(path), trace, offload_overrides(one), offload_rows(rows), offload_steps(steps))
+
+
+def offload_overrides(one: Mapping[str, str]) -> list[str]:
+    """The overrides that simulate a row of ``cases.csv``."""
+    loop = "overlap" if one["async_scheduling"] == "on" else "plain"
+    settings = [*overrides(int(one["capacity_tokens"])), f"rules.loop={loop}", f"trace.rate={one['rate']}"]
+    settings += [f"trace.limit={one['limit']}"] if one["limit"] else []
+    settings += [f"engine.max_running_requests={one['max_num_seqs']}", f"engine.max_batch_tokens={one['max_batched_tokens']}"]
+    if not one["cpu_tokens"]:
+        return settings
+    load, store = one["load_bytes_per_s"], one["store_bytes_per_s"]
+    return [
+        "preset=vllm_offload", *settings[1:], "model=llama3_8b", f"tiers.cpu.capacity={one['cpu_tokens']}tokens",
+        f"eviction@tiers.cpu.eviction={one['eviction_policy']}", f"placement.k={one['store_threshold']}",
+        f"rules.blocks_per_chunk={one['blocks_per_chunk']}", f"rules.offload_prompt_only={one['offload_prompt_only']}",
+        f"hardware.host_to_device_bytes_per_s={load}", f"hardware.device_to_host_bytes_per_s={store}",
+        f"hardware.both_directions_bytes_per_s={float(load) + float(store)}", f"hardware.host_latency_s={one['latency_s']}",
+    ]  # fmt: skip
+
+
+def offload_rows(table: str) -> list[Request]:
+    cells = [line.split(",")[2:] for line in table.splitlines()[1:]]
+    return [(float(first), float(last), int(gpu), int(cpu), int(retractions)) for gpu, cpu, first, last, retractions in cells]
+
+
+def offload_steps(table: str) -> list[Step]:
+    cells = [line.split(",") for line in table.splitlines()[1:]]
+    return [(int(tokens), int(decoding), int(chunks)) for _, _, tokens, decoding, chunks, _ in cells]
 
 
 def overrides(capacity_tokens: int) -> list[str]:
@@ -131,7 +179,7 @@ def text(path: Path) -> str:
 
 def rows_of(table: str) -> list[Request]:
     cells = [line.split()[-4:] for line in table.splitlines() if line[0] != "#"]
-    return [(float(first), float(last), int(hits), int(retractions)) for first, last, hits, retractions in cells]
+    return [(float(first), float(last), int(hits), 0, int(retractions)) for first, last, hits, retractions in cells]
 
 
 def steps_of(table: str) -> list[Step]:
@@ -146,14 +194,14 @@ def differences(recording: Recording) -> tuple[int, int, str]:
         (
             outcome.arrival_s + outcome.ttft_s,
             outcome.arrival_s + outcome.e2e_s,
-            outcome.hit_pages[:, 0] * outcome.page_tokens,
+            outcome.hit_pages[:, :2] * outcome.page_tokens,
             outcome.columns["retractions"],
         )
     )
     theirs = np.array(recording.requests)
     if ours.shape != theirs.shape:
         return len(theirs), len(recording.steps), f"{len(ours)} requests instead of {len(theirs)}"
-    differ = ~((np.abs(ours - theirs) <= [TOLERANCE_S, TOLERANCE_S, 0, 0]).all(axis=1))
+    differ = ~((np.abs(ours - theirs) <= [TOLERANCE_S, TOLERANCE_S, 0, 0, 0]).all(axis=1))
     steps = recording.steps and steps_done(outcome)
     wrong_steps = sum(a != b for a, b in zip(steps, recording.steps, strict=False)) + abs(len(steps) - len(recording.steps))
     first = ""

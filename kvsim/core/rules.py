@@ -154,7 +154,10 @@ class Rules:
         return None
 
     def cache(self, setup: CacheSetup) -> ServedCache | None:
-        """Return an empty cache from which an engine in time serves requests by these rules; None for kvsim's own cache."""
+        """Return an empty cache from which an engine in time serves requests by these rules; None for kvsim's own cache.
+
+        Raises ValueError if the rules do not support the setup.
+        """
         return None
 
     def scheduler(self) -> Callable[[Any], Any] | None:

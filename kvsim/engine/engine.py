@@ -214,9 +214,13 @@ class Engine(Watch):
         work.stop = self._wakeup
         if work.max_steps > 1:
             self._leap, self._leap_began_s = work, began_s
-        computed = self.substrate.compute(work, step.loads)
-        for watch in self.watches:
-            watch.computes(work, computed)
+        if work.chunks or work.decode_requests:
+            computed = self.substrate.compute(work, step.loads)
+            for watch in self.watches:
+                watch.computes(work, computed)
+        else:
+            computed = self.env.timeout(0.0, 0)
+        self.schedule.began(step, computed)
         return step, computed, began_s
 
     def _end(self, under_way: tuple[Step, Event, float]) -> Any:

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from simpy import Event
+
 from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache
 from kvsim.core.subclassing import mypyc_attr
@@ -19,6 +21,10 @@ from kvsim.engine.waiting import WaitingRequests
 
 if TYPE_CHECKING:
     from kvsim.policies.scheduling.base import SchedulingPolicy
+
+
+LOOPS: Final = ("overlap", "plain")
+"""Loops of an engine: a step is formed while the one before it runs, without its results; or after it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +105,12 @@ class Schedule(metaclass=ABCMeta):
     @abstractmethod
     def form(self) -> Any:
         """Form the next step. Generates events to wait for, and returns a ``Step``, ``PLAN_AGAIN``, or None for no step."""
+
+    def began(self, step: Step, done: Event) -> None:
+        """A step has begun; ``done`` happens at its end. A hook of schedules whose copies follow steps.
+
+        A step without work ends at once.
+        """
 
     @abstractmethod
     def ended(self, step: Step, steps: int) -> None:

@@ -158,9 +158,12 @@ def build_setup(plan: Plan, graph: Graph, requests: Sequence[Request]) -> CacheS
 
 
 def build_served(plan: Plan, graph: Graph, requests: Sequence[Request]) -> ServedCache:
-    """Build the cache that an engine is simulated with: that of the plan's rules, if they have one."""
+    """Build the cache that an engine is simulated with: that of the plan's rules, if they have one. Raises UsageError."""
     setup = build_setup(plan, graph, requests)
-    return plan.rules.cache(setup) or build_cache(plan, setup)
+    try:
+        return plan.rules.cache(setup) or build_cache(plan, setup)
+    except ValueError as error:
+        raise UsageError(f"rules: {error}") from error
 
 
 def build_cache(plan: Plan, setup: CacheSetup) -> ServedCache:

@@ -1,83 +1,201 @@
-"""Orders of single pages for vLLM's CPU offloading tier, where they take the place of eviction policies.
+"""Orders of single chunks for vLLM's CPU offloading tier, where they take the place of eviction policies.
 
-Pages have no parents in that tier: any page may be stored or evicted. A request's pages are handled as extents.
+A chunk is a page or, with larger ones, several pages of the GPU. Chunks have no parents in that tier: any may be stored or
+evicted. A request's chunks are handled as runs.
 """
 
 from abc import ABCMeta, abstractmethod
 from collections.abc import Iterable
+from heapq import heappop, heappush
 from math import frexp, ldexp, ulp
+from typing import Final
 
 from kvsim.pages.extent_order import ExtentOrder
 from kvsim.pages.extents import Extent
 
 Seen = list[tuple[Extent, bool]]
-"""The part of a path that concerns the tier, head to tail: pages that were stored (True) or are to be stored (False)."""
+"""A part of a path, head to tail: chunks that were stored (True) or are to be stored (False)."""
+Placed = list[tuple[Extent, int]]
+"""Chunks with the position of the first of each run in its request's path."""
+
+WANTED: Final = 1
+REUSED: Final = 2
+STORED: Final = 3
+"""What a chunk has been to a request: to be stored, though it may have found no room; ready when the request loaded it or was
+offered it; stored by the request. The highest counts."""
+
+
+class OffloadUse:
+    """One request's use of the tier, from its first admission until it has finished. ``path`` names its chunks, head to tail."""
+
+    __slots__ = ("adapted", "number", "path", "seen")
+
+    def __init__(self, path: tuple[Extent, ...]) -> None:
+        self.path = path
+        self.number = 0
+        """When it first used a chunk, by the order's counter; 0: it has not."""
+        self.seen = ExtentOrder()
+        """The chunks that it has used, with WANTED, REUSED or STORED."""
+        self.adapted = ExtentOrder()
+        """Chunks to be stored that have adapted the order to the workload."""
+
+    def note(self, run: Extent, what: int) -> list[Extent]:
+        """Note what chunks have been to the request. Returns those that it has not used before."""
+        new: list[Extent] = []
+        for part, known in self.seen.pieces((run,)):
+            if known is None:
+                new.append(part)
+            if known is None or known < what:
+                self.seen.append((part,), tail_first=False, value=what)
+        return new
+
+    def used(self) -> list[tuple[Extent, int, int]]:
+        """Return its chunks, head to tail, as (run, position in the path, WANTED, REUSED or STORED)."""
+        used, place = [], 0
+        for run, what in self.seen.pieces(self.path):
+            if what is not None:
+                used.append((run, place, what))
+            place += run[1]
+        return used
 
 
 class OffloadOrder(metaclass=ABCMeta):
-    """Tracks which pages the tier has and which leave first. Each request calls offer, evict and store, and later finish."""
+    """Tracks which chunks the tier has and which leave first. A request calls touch, want, evict and store, and later finish."""
 
     @property
     @abstractmethod
     def pages(self) -> int:
-        """Number of stored pages."""
+        """Number of stored chunks."""
 
     @abstractmethod
-    def find(self, extents: Iterable[Extent]) -> Seen:
+    def find(self, runs: Iterable[Extent]) -> Seen:
         """Cut the whole path into stored (True) and missing (False) pieces."""
 
     @abstractmethod
-    def offer(self, seen: Seen) -> None:
-        """Record the pages that a request uses and wants to store; whether these find room is not known yet."""
+    def touch(self, use: OffloadUse, chunks: Placed) -> None:
+        """Record that a request loads chunks, or is offered chunks that are ready."""
+
+    @abstractmethod
+    def want(self, use: OffloadUse, chunks: Placed) -> None:
+        """Record that a request wants to store chunks; whether they find room is not known yet."""
 
     @abstractmethod
     def evict(self, pages: int, keep: list[Extent]) -> None:
-        """Evict exactly ``pages`` pages, none of ``keep``; the caller has checked that they exist."""
+        """Evict exactly ``pages`` chunks, none of ``keep``; the caller has checked that they exist."""
 
     @abstractmethod
-    def store(self, seen: Seen) -> None:
-        """Add the pages to be stored."""
+    def store(self, use: OffloadUse, chunks: Placed) -> None:
+        """Add the chunks that a request stores."""
 
     @abstractmethod
-    def finish(self, seen: Seen, is_stored: bool) -> None:
-        """Record that the request has finished. ``is_stored`` says whether its pages found room; some may have left since."""
+    def finish(self, use: OffloadUse) -> None:
+        """Record that a request has finished; some of its chunks may have left."""
 
 
 class LruOffload(OffloadOrder):
-    """LRU. A request's pages become the most recent when they are offered and again when it finishes, tail before head."""
+    """LRU over requests: chunks rank by a number, then tail before head.
+
+    A request draws its number when it first uses a chunk, and a later one when it finishes. Chunks take the number of the last
+    request that has used them, if it is higher than theirs. So chunks of requests that still run rank by when these began.
+    """
 
     def __init__(self) -> None:
-        self.order = ExtentOrder()
+        self._drawn = 0
+        self._numbers = ExtentOrder()
+        """The chunks with their numbers."""
+        self._by_number: dict[int, Placed] = {}
+        """Chunks that were given a number; those that have another one now no longer count."""
+        self._lowest: list[int] = []
+        """A heap of the numbers."""
 
     @property
     def pages(self) -> int:
-        return self.order.pages
+        return self._numbers.pages
 
-    def find(self, extents: Iterable[Extent]) -> Seen:
-        return [(extent, here is not None) for extent, here in self.order.pieces(extents)]
+    def find(self, runs: Iterable[Extent]) -> Seen:
+        return [(run, here is not None) for run, here in self._numbers.pieces(runs)]
 
-    def offer(self, seen: Seen) -> None:
-        self.order.touch([extent for extent, was_here in seen if was_here])
+    def touch(self, use: OffloadUse, chunks: Placed) -> None:
+        number = self._number_of(use)
+        for run, place in chunks:
+            for new in use.note(run, REUSED):
+                for part, older in self._numbers.pieces((new,)):
+                    if older is not None and older < number:
+                        self._put(part, place + part[0] - run[0], number)
+
+    def want(self, use: OffloadUse, chunks: Placed) -> None:
+        self._number_of(use)
+        for run, _ in chunks:
+            use.note(run, WANTED)
+
+    def store(self, use: OffloadUse, chunks: Placed) -> None:
+        for run, place in chunks:
+            use.note(run, STORED)
+            self._put(run, place, use.number)
+
+    def finish(self, use: OffloadUse) -> None:
+        self._drawn += 1
+        for run, place, _ in use.used():
+            for part, here in self.find((run,)):
+                if here:
+                    self._put(part, place + part[0] - run[0], self._drawn)
 
     def evict(self, pages: int, keep: list[Extent]) -> None:
-        self.order.pop_oldest(pages)  # ``offer`` has made ``keep`` the most recent
+        kept = ExtentOrder()
+        kept.append(keep)
+        passed: list[int] = []
+        while pages > 0:
+            number = self._lowest[0]
+            chunks = self._by_number[number]
+            chunks.sort(key=_place)
+            left: Placed = []
+            while chunks and pages > 0:
+                run, place = chunks.pop()
+                for part, is_here in reversed([(part, other == number) for part, other in self._numbers.pieces((run,))]):
+                    for piece, is_kept in reversed(kept.pieces((part,))) if is_here else ():
+                        taken = 0 if is_kept else min(pages, piece[1])
+                        pages -= taken
+                        self._numbers.remove(((piece[0] + piece[1] - taken, taken),) if taken else ())
+                        if taken < piece[1]:
+                            left.append(((piece[0], piece[1] - taken), place + piece[0] - run[0]))
+            chunks += left
+            if pages > 0:
+                heappop(self._lowest)
+                if chunks:
+                    passed.append(number)
+                else:
+                    del self._by_number[number]
+        for number in passed:
+            heappush(self._lowest, number)
 
-    def store(self, seen: Seen) -> None:
-        self.order.append([extent for extent, _ in seen])
+    def _number_of(self, use: OffloadUse) -> int:
+        if not use.number:
+            self._drawn += 1
+            use.number = self._drawn
+        return use.number
 
-    def finish(self, seen: Seen, is_stored: bool) -> None:
-        self.order.touch([extent for extent, _ in seen])
+    def _put(self, run: Extent, place: int, number: int) -> None:
+        """Give chunks a number."""
+        self._numbers.append((run,), tail_first=False, value=number)
+        if number not in self._by_number:
+            self._by_number[number] = []
+            heappush(self._lowest, number)
+        self._by_number[number].append((run, place))
+
+
+def _place(chunks: tuple[Extent, int]) -> int:
+    return chunks[1]
 
 
 class ArcOffload(OffloadOrder):
-    """ARC over single pages (Megiddo and Modha, FAST 2003), as vLLM adapts it to requests.
+    """ARC over single chunks (Megiddo and Modha, FAST 2003), as vLLM adapts it to requests.
 
-    once, again     pages that one request brought; pages that a later request reused, moved here when it finishes
-    ghosts of each  pages evicted from it, up to the capacity; a ghost is removed when its page is stored again
-    target          pages that ``once`` should have. A page to be stored adds max(1, ghosts of again / ghosts of once) if it
-                    is a ghost of ``once``, and subtracts max(1, the inverse) if it is a ghost of ``again``
-    evict           from ``once`` while it has at least int(target) pages, else from ``again``; from the other list if only
-                    pages that must be kept are left
+    once, again     chunks that one request brought; chunks that a later request reused, moved here when it finishes
+    ghosts of each  chunks evicted from it, up to the capacity; a ghost is removed when its chunk is stored again
+    target          chunks that ``once`` should have. A chunk to be stored adds max(1, ghosts of again / ghosts of once) if it
+                    is a ghost of ``once``, and subtracts max(1, the inverse) if it is a ghost of ``again``, once a request
+    evict           from ``once`` while it has at least int(target) chunks, else from ``again``; from the other list if only
+                    chunks that must be kept are left
     """
 
     def __init__(self, capacity_pages: int) -> None:
@@ -90,11 +208,19 @@ class ArcOffload(OffloadOrder):
     def pages(self) -> int:
         return self.once.pages + self.again.pages
 
-    def find(self, extents: Iterable[Extent]) -> Seen:
-        return [(extent, here is not None) for extent, here, _ in _pieces_of_two(self.once, self.again, extents)]
+    def find(self, runs: Iterable[Extent]) -> Seen:
+        return [(run, here is not None) for run, here, _ in _pieces_of_two(self.once, self.again, runs)]
 
-    def offer(self, seen: Seen) -> None:
-        wanted = [extent for extent, was_here in seen if not was_here]
+    def touch(self, use: OffloadUse, chunks: Placed) -> None:
+        for run, _ in chunks:
+            use.note(run, REUSED)
+
+    def want(self, use: OffloadUse, chunks: Placed) -> None:
+        wanted: list[Extent] = []
+        for run, _ in chunks:
+            use.note(run, WANTED)
+            wanted += [part for part, adapted in use.adapted.pieces((run,)) if adapted is None]
+        use.adapted.append(wanted)
         once, again = self.once_ghosts.pages, self.again_ghosts.pages
         for (_, pages), ghost, is_once in reversed(_pieces_of_two(self.once_ghosts, self.again_ghosts, wanted)):
             if ghost and is_once:
@@ -114,31 +240,34 @@ class ArcOffload(OffloadOrder):
         for ghosts in (self.once_ghosts, self.again_ghosts):
             ghosts.pop_oldest(ghosts.pages - self._capacity)
 
-    def store(self, seen: Seen) -> None:
-        stored = [extent for extent, was_here in seen if not was_here]
+    def store(self, use: OffloadUse, chunks: Placed) -> None:
+        stored = [run for run, _ in chunks]
+        for run in stored:
+            use.note(run, STORED)
         self.once.append(stored, tail_first=False)
         self.once_ghosts.remove(stored)
         self.again_ghosts.remove(stored)
 
-    def finish(self, seen: Seen, is_stored: bool) -> None:
-        for extent, was_here in reversed(seen):
-            if was_here:
-                still_here = [part for part, here in self.find((extent,)) if here]
+    def finish(self, use: OffloadUse) -> None:
+        for run, _, what in reversed(use.used()):
+            if what == REUSED:
+                still_here = [part for part, here in self.find((run,)) if here]
                 self.once.remove(still_here)
+                self.again.remove(still_here)
                 self.again.append(still_here)
-            elif is_stored:
-                self.once.touch((extent,))
-                self.again.touch((extent,))
+            elif what == STORED:
+                self.once.touch((run,))
+                self.again.touch((run,))
 
 
-def _pieces_of_two(one: ExtentOrder, other: ExtentOrder, extents: Iterable[Extent]) -> list[tuple[Extent, object, bool]]:
-    """Cut a path into (extent, value or None if neither order has it, whether ``one`` has it). No page is in both orders."""
+def _pieces_of_two(one: ExtentOrder, other: ExtentOrder, runs: Iterable[Extent]) -> list[tuple[Extent, object, bool]]:
+    """Cut a path into (run, value or None if neither order has it, whether ``one`` has it). No page is in both orders."""
     pieces: list[tuple[Extent, object, bool]] = []
-    for extent, here in one.pieces(extents):
+    for run, here in one.pieces(runs):
         if here is not None:
-            pieces.append((extent, here, True))
+            pieces.append((run, here, True))
         else:
-            pieces += [(part, there, False) for part, there in other.pieces((extent,))]
+            pieces += [(part, there, False) for part, there in other.pieces((run,))]
     return pieces
 
 

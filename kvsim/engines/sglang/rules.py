@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from kvsim.core.rules import IN_TIME, OWN, CacheSetup, Rules
 from kvsim.core.serving import Server
 from kvsim.core.tier import CPU, DISK, Edge
-from kvsim.engine.schedule import Parts
+from kvsim.engine.schedule import LOOPS, Parts
 from kvsim.engines.sglang.budget import PassSettings
 from kvsim.engines.sglang.hosted_nodes import HostedNodeCache
 from kvsim.engines.sglang.queue import check_policy
@@ -19,7 +19,6 @@ from kvsim.engines.sglang.whole_nodes import WholeNodeCache
 from kvsim.hardware.tier_kinds import kind_of
 from kvsim.numbers import Real, Whole, check_settings
 
-LOOPS = ("overlap", "plain")
 OF_SCHEDULE = (
     "loop",
     "mixed_chunk",

@@ -54,6 +54,8 @@ class BlockPool:
         """Nodes of the same pages, the oldest first, by their first page; only where there are several."""
         self._owners: dict[Node, BlockLease] = {}
         """Who holds a node outside the tree."""
+        self.handed: list[Any] | None = None
+        """Where the slots are noted that requests take or find; None: nowhere."""
 
     @property
     def tree(self) -> RadixTree:
@@ -94,6 +96,8 @@ class BlockPool:
         residency.notices.request(lease.request, now)
         for node in path:
             residency.pin_alone(node, gpu)
+            if self.handed is not None:
+                self.handed.append(node.slots[gpu.index])
         if path:
             lease.node = node = path[-1]
             lease.held_pages = node.depth + node.pages
@@ -106,6 +110,8 @@ class BlockPool:
         if pages > pool.free and not self.make_room(pages):
             return False
         slots = self.residency.take(self.gpu, pages)
+        if self.handed is not None:
+            self.handed.append(slots)
         lease.slots = pool.join(lease.slots, slots) if lease.held_pages else slots
         lease.held_pages += pages
         return True
@@ -160,7 +166,7 @@ class BlockPool:
                 self.gpu.eviction.on_evictable(older)
         self.free(lease)
 
-    def _held(self, lease: BlockLease) -> list[Node]:
+    def held(self, lease: BlockLease) -> list[Node]:
         """Return the nodes that a request holds, from the root down."""
         path = lease.node.path()
         return [lease.copies.get(node.runs[0][0], node) for node in path] if lease.copies else path
@@ -329,7 +335,7 @@ class BlockPool:
             assert node.children_in[0] == (0 if self._copies_of(node) else len(node.children)), f"{node}: children"
         pins: dict[Node, int] = {}
         for lease in leases:
-            held = self._held(lease)
+            held = self.held(lease)
             for node in held:
                 pins[node] = pins.get(node, 0) + 1
             assert lease.held_pages == sum(node.pages for node in held) + self.gpu.pool.count(lease.slots), f"{lease}: pages"

@@ -6,7 +6,8 @@ from kvsim.core.serving import Server
 from kvsim.core.tier import Edge, Tier
 from kvsim.core.tree import RadixTree
 from kvsim.engines.vllm.block_pool import BlockLease, BlockPool
-from kvsim.engines.vllm.offload import OffloadCounts, OffloadTier
+from kvsim.engines.vllm.offload import OffloadCounts, OffloadTier, use_at_once
+from kvsim.policies.eviction.offload_order import OffloadUse
 
 
 class VLLMCache(Server):
@@ -37,8 +38,8 @@ class VLLMCache(Server):
         if self.offload is None:
             lease.hits = hit_pages, 0, 0
         else:
-            lease.offload = use = self.offload.use(request.runs, hit_pages, usable)
-            lease.hits = hit_pages, use.loaded_pages, 0
+            lease.offload = use = OffloadUse(request.runs)
+            lease.hits = hit_pages, use_at_once(self.offload, use, hit_pages, usable), 0
         return lease
 
     @property

@@ -1,16 +1,19 @@
-"""vLLM's CPU offloading tier: single pages, offered by every request, in an order that the eviction policy defines.
+"""vLLM's CPU offloading tier: single chunks, offered by every request, in an order that the eviction policy defines.
 
-Pages have no parents here: any page may be stored or evicted. A request's pages are handled as extents.
+A chunk is a page or, with larger ones, several pages of the GPU. Chunks have no parents here: any may be stored or evicted. A
+request's chunks are handled as runs.
 """
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvsim.core.copies import Counts
 from kvsim.core.tier import Edge
+from kvsim.pages.extent_order import ExtentOrder
 from kvsim.pages.extents import Extent, count_pages, split_extents
 
 if TYPE_CHECKING:
-    from kvsim.policies.eviction.offload_order import OffloadOrder, Seen
+    from kvsim.policies.eviction.offload_order import OffloadOrder, OffloadUse, Placed
     from kvsim.policies.placement.offer_table import OfferTable
 
 
@@ -28,86 +31,171 @@ class OffloadCounts:
     """Not stored, since too few other pages could be evicted for the whole store."""
 
 
-class OffloadUse(NamedTuple):
-    """One request's use of the tier."""
+@dataclass
+class OffloadingCounts(Counts):
+    """The same in time, with what happens on the GPU: pages moved between the tiers, and pages lost."""
 
-    loaded_pages: int
-    seen: "Seen"
-    is_stored: bool
+    below_threshold_pages: int = 0
+    """Offered, but not stored since they had not been offered often enough."""
+
+
+class Found(NamedTuple):
+    """Chunks that a look-up has found one after another."""
+
+    chunks: list[Extent]
+    is_written: bool
+    """Whether some of them are still being written."""
+    is_read: bool
+    """Whether some of them are being loaded."""
 
 
 class OffloadTier:
-    """The CPU tier: loads pages after the GPU's hit and stores pages that are offered. A store is made whole or not at all.
+    """The CPU tier: finds chunks to load, and stores chunks that are offered. A store is made whole or not at all.
 
-    The tier's eviction policy provides the order (``offload_order``), its placement policy the table of offers
-    (``offer_table``); both raise ValueError if they have none.
+    Chunks that are being written or loaded are not evicted. The tier's eviction policy provides the order (``offload_order``),
+    its placement policy the table of offers (``offer_table``); both raise ValueError if they have none.
     """
 
-    def __init__(self, edge: Edge, counts: OffloadCounts) -> None:
+    def __init__(self, edge: Edge, counts: "OffloadCounts | OffloadingCounts", chunk_pages: int = 1) -> None:
+        """``chunk_pages``: pages of the GPU in a chunk."""
         tier = edge.lower
         self.tier = tier
         self.counts = counts
-        self.order: OffloadOrder = tier.eviction.offload_order(tier.pool.capacity)
+        self.chunk_pages = chunk_pages
+        self.capacity = tier.pool.capacity // chunk_pages
+        self._new_order = tier.eviction.offload_order
+        self.order: OffloadOrder = self._new_order(self.capacity)
         self.offers: OfferTable = edge.placement.offer_table()
+        self._writing, self._reading = ExtentOrder(), ExtentOrder()
+        """Chunks that are being written; those that are being loaded, with the number of loads."""
         self._slots = tier.store(0)
-        """Slots of all stored pages together."""
+        """Slots of all stored chunks together."""
 
-    def use(self, extents: tuple[Extent, ...], hit_pages: int, usable_pages: int) -> OffloadUse:
-        """Serve an admitted prompt whose first ``hit_pages`` pages are on the GPU; at most ``usable_pages`` may be reused.
+    # --- loads -----------------------------------------------------------------------------------------------------------
 
-        A load ends at the first page that is not stored here. After a load, the pages that follow it are offered; without one,
-        all pages are.
-        """
-        head, offered = split_extents(extents, hit_pages)
-        pieces = self.order.find(offered)
-        loaded_pages = 0
-        for (_, pages), here in pieces:
+    def look_up(self, path: tuple[Extent, ...], first: int) -> Found:
+        """Find the chunks of a path from the one at position ``first`` on, up to the first that is not here."""
+        chunks: list[Extent] = []
+        for run, here in self.order.find(split_extents(path, first)[1]):
             if not here:
                 break
-            loaded_pages += pages
-        loaded_pages = min(loaded_pages, usable_pages - hit_pages)
-        if loaded_pages:
-            offered = split_extents(offered, loaded_pages)[1]
-        else:
-            pieces, offered = self.order.find(head) + pieces, extents
-        self.counts.loaded_pages += loaded_pages
+            chunks.append(run)
+        return Found(chunks, self._writing.count(chunks) > 0, self._reading.count(chunks) > 0)
+
+    def begin_load(self, use: "OffloadUse", chunks: list[Extent], first: int) -> None:
+        """Load chunks for a request, from the one at position ``first`` of its path on; they stay until ``end_load``."""
+        self.order.touch(use, _placed(chunks, first))
+        for run, loads in self._reading.pieces(chunks):
+            self._reading.append((run,), value=(loads or 0) + 1)
+
+    def end_load(self, chunks: list[Extent]) -> None:
+        """End a load."""
+        for run, loads in self._reading.pieces(chunks):
+            if loads > 1:
+                self._reading.append((run,), value=loads - 1)
+            else:
+                self._reading.remove((run,))
+
+    # --- stores ----------------------------------------------------------------------------------------------------------
+
+    def offer(self, use: "OffloadUse", first: int, last: int) -> "Placed | None":
+        """Offer the chunks of a request's path from position ``first`` to before ``last``.
+
+        Returns those that are stored now, which stay until ``end_store``; None if there is no room for all of them.
+        """
+        offered = split_extents(split_extents(use.path, last)[0], first)[1]
         self.offers.count(offered)
-        seen = self._admit(pieces)
-        return OffloadUse(loaded_pages, seen, self._store(seen))
-
-    def finish(self, use: OffloadUse) -> None:
-        """Record that a request has finished: the pages that it used become the most recent."""
-        self.order.finish(use.seen, use.is_stored)
-
-    def _admit(self, pieces: "Seen") -> "Seen":
-        """Return the pieces without missing pages that have not been offered often enough."""
-        if self.offers.threshold < 2:
-            return pieces
-        seen: Seen = []
-        for extent, here in pieces:
+        ready: Placed = []
+        wanted: Placed = []
+        place = first
+        for run, here in self.order.find(offered):
             if here:
-                seen.append((extent, True))
-                continue
-            admitted = [part for part, is_admitted in self.offers.pieces((extent,)) if is_admitted]
-            seen += [(part, False) for part in admitted]
-            self.counts.below_threshold_pages += extent[1] - count_pages(admitted)
-        return seen
+                free = [part for part, written in self._writing.pieces((run,)) if written is None]
+                ready += [(part, place + part[0] - run[0]) for part in free]
+            else:
+                wanted += self._admitted(run, place)
+            place += run[1]
+        if ready:
+            self.order.touch(use, ready)
+        if wanted:
+            self.order.want(use, wanted)
+        return wanted if self._store(use, wanted, offered) else None
 
-    def _store(self, seen: "Seen") -> bool:
-        """Make room for all missing pages and store them. Returns False, with nothing stored, if too few can be evicted."""
+    def _admitted(self, run: Extent, place: int) -> "Placed":
+        """Return those of missing chunks that have been offered often enough."""
+        if self.offers.threshold < 2:
+            return [(run, place)]
+        admitted = [part for part, is_admitted in self.offers.pieces((run,)) if is_admitted]
+        self.counts.below_threshold_pages += (run[1] - count_pages(admitted)) * self.chunk_pages
+        return [(part, place + part[0] - run[0]) for part in admitted]
+
+    def _store(self, use: "OffloadUse", wanted: "Placed", offered: tuple[Extent, ...]) -> bool:
+        """Make room for chunks and store them. Returns False, with nothing stored, if too few others can be evicted."""
         order, tier, pool = self.order, self.tier, self.tier.pool
-        order.offer(seen)
-        keep = [extent for extent, was_here in seen if was_here]
-        pages = sum([extent[1] for extent, was_here in seen if not was_here])
-        missing = pages - pool.free
-        if missing > order.pages - count_pages(keep):
-            self.counts.no_room_pages += pages
-            return False
+        runs = [run for run, _ in wanted]
+        chunks = count_pages(runs)
+        missing = chunks - (self.capacity - order.pages)
         if missing > 0:
+            keep = self._kept(offered)
+            if missing > order.pages - count_pages(keep):
+                self.counts.no_room_pages += chunks * self.chunk_pages
+                return False
             order.evict(missing, keep)
-            freed, self._slots = pool.split(self._slots, missing)
+            freed, self._slots = pool.split(self._slots, missing * self.chunk_pages)
             tier.drop(freed)
-        self._slots = pool.join(self._slots, tier.store(pages))
-        order.store(seen)
-        self.counts.written_pages += pages
+        self._slots = pool.join(self._slots, tier.store(chunks * self.chunk_pages))
+        order.store(use, wanted)
+        self._writing.append(runs)
+        self.counts.written_pages += chunks * self.chunk_pages
         return True
+
+    def _kept(self, offered: tuple[Extent, ...]) -> list[Extent]:
+        """Return the chunks that are not evicted now: those offered, written and loaded."""
+        kept = ExtentOrder()
+        for runs in (offered, [run for busy in (self._writing, self._reading) for run, _, _ in busy.oldest_first()]):
+            kept.append([run for run, here in self.order.find(runs) if here])
+        return [run for run, _, _ in kept.oldest_first()]
+
+    def end_store(self, chunks: list[Extent]) -> None:
+        """End a store: its chunks are ready."""
+        self._writing.remove(chunks)
+
+    # --- the end ---------------------------------------------------------------------------------------------------------
+
+    def finish(self, use: "OffloadUse") -> None:
+        """Record that a request has finished: the chunks that it used become the most recent."""
+        self.order.finish(use)
+
+    def reset(self) -> None:
+        """Drop every chunk. Whoever writes or loads one must have given that up."""
+        self._writing, self._reading = ExtentOrder(), ExtentOrder()
+        self.tier.drop(self._slots)
+        self._slots = self.tier.store(0)
+        self.order = self._new_order(self.capacity)
+
+
+def _placed(chunks: list[Extent], first: int) -> "Placed":
+    placed: Placed = []
+    for run in chunks:
+        placed.append((run, first))
+        first += run[1]
+    return placed
+
+
+def use_at_once(tier: OffloadTier, use: "OffloadUse", hit_pages: int, usable_pages: int) -> int:
+    """Serve an admitted prompt whose copies take no time. Returns the pages that it loads.
+
+    Its first ``hit_pages`` pages are on the GPU; at most ``usable_pages`` may be reused. A load ends at the first page that is
+    not stored here. After a load, the pages that follow it are offered; without one, all pages are.
+    """
+    loaded, _ = split_extents(tuple(tier.look_up(use.path, hit_pages).chunks), usable_pages - hit_pages)
+    pages = count_pages(loaded)
+    if pages:
+        tier.begin_load(use, list(loaded), hit_pages)
+        tier.counts.loaded_pages += pages
+    stored = tier.offer(use, hit_pages + pages if pages else 0, count_pages(use.path))
+    if pages:
+        tier.end_load(list(loaded))
+    if stored:
+        tier.end_store([run for run, _ in stored])
+    return pages

@@ -1,14 +1,24 @@
 """vLLM's rules: a GPU block pool and the CPU offloading tier below it, or one pool of pages and recurrent states."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from kvsim.core.rules import OWN, CacheSetup, Rules
+from kvsim.core.serving import ServedCache
+from kvsim.core.tier import GPU
+from kvsim.engine.continuous import ContinuousBatching
+from kvsim.engine.schedule import LOOPS, Parts, Schedule
 from kvsim.engines.vllm.cache import VLLMCache
 from kvsim.engines.vllm.hybrid_cache import VLLMHybridCache
+from kvsim.engines.vllm.offloading import OffloadingCache
+from kvsim.engines.vllm.offloads import CpuOffloads, Offloads
+from kvsim.engines.vllm.schedule import BlockSchedule
 from kvsim.engines.vllm.stepped import SteppedCache
+from kvsim.errors import UsageError
 from kvsim.numbers import Whole, check_settings
+from kvsim.policies.scheduling.fcfs import FCFS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +28,7 @@ class VLLMRules(Rules):
     gpu   pages can be found from admission on and become recent when their request finishes; a page computed twice is stored
           twice; slots of pages without a key (partial tail, answer) are reused first
     cpu   every request offers its pages, which are stored one by one, whatever the GPU has of them (``OffloadTier``)
+    time  step by step as its scheduler V1, with the copies of its offloading connector (``BlockSchedule``)
     """
 
     engine: ClassVar[str] = "vLLM"
@@ -25,9 +36,20 @@ class VLLMRules(Rules):
     refuses_other_tiers: ClassVar[bool] = True
 
     cache_output: bool | None = None
+    loop: str = "plain"
+    """In time: overlap: a step is scheduled while the one before it runs (async scheduling, vLLM's default); plain: after it."""
+    blocks_per_chunk: int = 1
+    """In time: pages that the CPU tier looks up, stores and evicts as one."""
+    offload_prompt_only: bool = True
+    """In time: whether only pages of prompts are stored in the CPU tier."""
+
+    def __post_init__(self) -> None:
+        if self.loop not in LOOPS:
+            raise ValueError(f"loop must be {' or '.join(LOOPS)}, not {self.loop}")
+        check_settings(self, Whole(1), "blocks_per_chunk")
 
     def can_cache_answers(self, command: str, tiers: Sequence[str]) -> bool:
-        return "cpu" not in tiers
+        return command == "simulate" or "cpu" not in tiers
 
     def check(self, command: str, tiers: Sequence[str]) -> None:
         if command not in ("replay", "simulate"):
@@ -35,10 +57,23 @@ class VLLMRules(Rules):
                 f"vLLM's rules are for kvsim replay and kvsim simulate, not for kvsim {command}: choose one of them, {OWN}"
             )
         super().check(command, tiers)
-        if command == "simulate" and "cpu" in tiers:
-            raise ValueError(f"vLLM's CPU offloading has no clock here: set tiers.cpu.capacity=0 for the GPU's schedule, {OWN}")
         if self.cache_output and not self.can_cache_answers(command, tiers):
-            raise ValueError(f"cache_output is not supported by vLLM's rules with a CPU tier: set it to false, {OWN}")
+            raise ValueError(f"cache_output is not supported by vLLM's rules with a CPU tier in a replay: set it to false, {OWN}")
+        self._check_effects(command, tiers)
+
+    def _check_effects(self, command: str, tiers: Sequence[str]) -> None:
+        """Raise ValueError for settings without effect."""
+        if command == "replay" and self.loop != VLLMRules.loop:
+            raise ValueError(f"loop={self.loop} has no effect on kvsim replay, which has no clock: leave it out")
+        for name, value, default in (
+            ("blocks_per_chunk", self.blocks_per_chunk, 1),
+            ("offload_prompt_only", self.offload_prompt_only, True),
+        ):
+            if value != default and (command == "replay" or "cpu" not in tiers):
+                where = "kvsim replay" if command == "replay" else "a run without a CPU tier"
+                raise ValueError(f"{name}={str(value).lower()} has no effect on {where}: leave it out")
+        if not (self.offload_prompt_only or self.cache_output):
+            raise ValueError("offload_prompt_only=false needs cache_output=true, since pages of answers have no names otherwise")
 
     def check_schedule(self, scheduling: Any, page_tokens: int, max_batch_tokens: int) -> None:
         if not scheduling.orders_by_priority():
@@ -46,12 +81,45 @@ class VLLMRules(Rules):
                 f"scheduling: {type(scheduling).__name__}: vLLM's schedule is by arrival or by priority, without a bound: set "
                 "scheduling=fcfs, scheduling=priority with scheduling.max_wait_s=null, or rules=default"
             )
+        if self.loop == "overlap":
+            _check_by_arrival(scheduling)
 
     def server(self, setup: CacheSetup) -> VLLMCache:
         return VLLMCache(setup.tiers, setup.edges, self, setup.page_tokens)
 
     def cache(self, setup: CacheSetup) -> SteppedCache:
-        return SteppedCache(setup.tiers[0], self, setup.page_tokens)
+        tiers, page_tokens = setup.tiers, setup.page_tokens
+        if not setup.edges:
+            return SteppedCache(tiers[0], self, page_tokens)
+        if tiers[1].level == GPU:
+            raise ValueError(f"an engine of vLLM has its own CPU memory: set tiers.cpu.scope=engine, {OWN}")
+        return OffloadingCache(
+            tiers, setup.edges[0], self, page_tokens, chunk_pages=self.blocks_per_chunk, prompt_only=self.offload_prompt_only
+        )
+
+    def scheduler(self) -> Callable[[Parts], Schedule]:
+        return partial(_schedule, looks_ahead=self.loop == "overlap")
+
+
+def _check_by_arrival(scheduling: object) -> None:
+    """Raise ValueError for a scheduling policy other than FCFS."""
+    if type(scheduling) is not FCFS:
+        raise ValueError(
+            f"scheduling: {type(scheduling).__name__}: with the overlap loop or CPU offloading, vLLM's schedule is by arrival "
+            "here: set scheduling=fcfs, rules.loop=plain without a CPU tier, or rules=default"
+        )
+
+
+def _schedule(parts: Parts, *, looks_ahead: bool) -> Schedule:
+    """Make the schedule of an engine. Without copies and without looking ahead, kvsim's own is vLLM's, and takes leaps."""
+    cache: ServedCache = parts.cache
+    if isinstance(cache, OffloadingCache):
+        try:
+            _check_by_arrival(parts.scheduling)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        return BlockSchedule(parts, CpuOffloads(cache, parts.mover), looks_ahead=looks_ahead)
+    return BlockSchedule(parts, Offloads(), looks_ahead=True) if looks_ahead else ContinuousBatching(parts)
 
 
 @dataclass(frozen=True, kw_only=True)

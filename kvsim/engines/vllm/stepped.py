@@ -26,9 +26,10 @@ class SteppedCache(ServedCache):
     is taken, a step later than in vLLM.
     """
 
-    def __init__(self, gpu: Tier, rules: Rules, page_tokens: int) -> None:
+    def __init__(self, gpu: Tier, rules: Rules, page_tokens: int, tiers: int = 1) -> None:
+        """``tiers`` is the number of tiers of the engine."""
         self.takes_pages_late, self.pauses_after_retraction = True, False
-        self.pool = BlockPool(gpu)
+        self.pool = BlockPool(gpu, tiers)
         self.residency = self.pool.residency
         self.lower = None
         self.watches = []
@@ -74,11 +75,15 @@ class SteppedCache(ServedCache):
 
     def begin_chunk(self, lease: Lease, tokens: int, now: float) -> bool:
         held = cast(BlockLease, lease)
-        pages = -(-tokens // self.page_tokens) - held.held_pages
-        if pages > 0 and not self.pool.take(held, pages):
+        if not self.reserve(held, tokens):
             return False
-        self._name(held, tokens)
+        self.name(held, tokens)
         return True
+
+    def reserve(self, lease: BlockLease, tokens: int) -> bool:
+        """Take the pages for a request's first ``tokens`` tokens. Returns False, with nothing changed, if there is no room."""
+        pages = -(-tokens // self.page_tokens) - lease.held_pages
+        return pages <= 0 or self.pool.take(lease, pages)
 
     def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
         if not self.pool.make_room(sum([pages for _, pages in needs])):
@@ -97,9 +102,9 @@ class SteppedCache(ServedCache):
         for number in range(max([pages for _, pages in needs], default=0)):
             for lease, pages in needs:
                 if number < pages:
-                    self._name(lease, (lease.held_pages - pages + number) * self.page_tokens)
+                    self.name(lease, (lease.held_pages - pages + number) * self.page_tokens)
 
-    def _name(self, lease: BlockLease, tokens: int) -> None:
+    def name(self, lease: BlockLease, tokens: int) -> None:
         """Name the full pages among a request's first ``tokens`` tokens."""
         pages = tokens // self.page_tokens - lease.node.depth - lease.node.pages
         if pages > 0 and lease.rest and lease.epoch == self.residency.epoch:
@@ -114,7 +119,7 @@ class SteppedCache(ServedCache):
 
     def finish(self, lease: Lease, now: float = -inf) -> list[Transfer]:
         held, request = cast(BlockLease, lease), lease.request
-        self._name(held, request.prompt_tokens + max(request.output_tokens, 1) - 1)
+        self.name(held, request.prompt_tokens + max(request.output_tokens, 1) - 1)
         del self.leases[lease]
         self.pool.finish(held, now)
         for watch in self.watches:
@@ -124,7 +129,7 @@ class SteppedCache(ServedCache):
     def release(self, lease: Lease, why: str = LOST, now: float = -inf, tokens: int = 0) -> list[Transfer]:
         held = cast(BlockLease, lease)
         if why == RETRACTED:
-            self._name(held, tokens)
+            self.name(held, tokens)
         del self.leases[lease]
         self.pool.free(held)
         for watch in self.watches:

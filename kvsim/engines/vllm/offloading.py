@@ -1,0 +1,160 @@
+"""vLLM's GPU block pool and its CPU pool as an engine in time calls them."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from kvsim.core.lease import Lease
+from kvsim.core.pool import UNLIMITED, SlotPool
+from kvsim.core.request import Request
+from kvsim.core.rules import Rules
+from kvsim.core.tier import Edge, Tier
+from kvsim.engines.vllm.block_pool import BlockLease
+from kvsim.engines.vllm.copies import BlockCopy, BlockLower
+from kvsim.engines.vllm.offload import OffloadingCounts, OffloadTier
+from kvsim.engines.vllm.stepped import SteppedCache
+from kvsim.pages.extents import Extent, count_pages, every_last, split_extents
+from kvsim.policies.eviction.offload_order import OffloadUse
+
+NO_CHUNKS: list[Extent] = []
+
+
+class Loadable(NamedTuple):
+    """What a request can load: chunks from the one at position ``first`` of its path on, ``pages`` pages beyond the GPU's hit."""
+
+    chunks: list[Extent]
+    first: int
+    pages: int
+
+
+NOTHING = Loadable(NO_CHUNKS, 0, 0)
+
+
+class OffloadingCache(SteppedCache):
+    """The cache of vLLM's scheduler V1 (0.33) with CPU offloading (``OffloadingConnector``).
+
+    loadable    chunks that a request can load behind its hit on the GPU; None: it has to ask again
+    begin_load  takes the blocks for them, which have no names before ``end_load``
+    offer       offers a request's next chunks; the store that comes of it reads the GPU's blocks until it is reported
+
+    GPU slots are numbered, since a step waits for stores that read blocks which others get (``reads_handed``).
+    """
+
+    def __init__(self, tiers: Sequence[Tier], edge: Edge, rules: Rules, page_tokens: int, *, chunk_pages: int,
+                 prompt_only: bool) -> None:  # fmt: skip
+        gpu = tiers[0]
+        if gpu.pool.capacity == UNLIMITED:
+            raise ValueError("tiers.gpu.capacity=unlimited has no blocks that CPU offloading could read: set a size")
+        gpu.pool = SlotPool(gpu.pool.capacity)
+        super().__init__(gpu, rules, page_tokens, tiers=len(tiers))
+        self.tiers = list(tiers)
+        self.residency.counts = counts = OffloadingCounts()
+        self.edge = edge
+        self.chunk_pages = chunk_pages
+        self.prompt_only = prompt_only
+        self.offload = OffloadTier(edge, counts, chunk_pages)
+        if not self.offload.capacity:
+            raise ValueError(f"tiers.cpu.capacity is less than one chunk of {chunk_pages} pages: set it higher")
+        self.lower = BlockLower(gpu, self.watches)
+        self.uses: dict[int, OffloadUse] = {}
+        """What requests are to the CPU pool, by index, from their first look-up to their finish."""
+
+    def use_of(self, request: Request) -> OffloadUse:
+        """Return what a request is to the CPU pool."""
+        use = self.uses.get(request.index)
+        if use is None:
+            path = self._path(request)
+            size = self.chunk_pages
+            full = split_extents(path, count_pages(path) // size * size)[0]
+            use = self.uses[request.index] = OffloadUse(full if size == 1 else tuple(every_last(full, size)))
+        return use
+
+    # --- loads -----------------------------------------------------------------------------------------------------------
+
+    def loadable(self, lease: Lease, tokens: int) -> Loadable | None:
+        """Return what a request of ``tokens`` known tokens can load; the lease must be fresh from ``match``.
+
+        None: it has to ask again, since chunks that it finds are still being written, or loaded for another request.
+        """
+        size, hit_pages = self.chunk_pages, lease.gpu_pages
+        last = tokens // self.page_tokens // size
+        if last * size - hit_pages < size:
+            return NOTHING
+        use, first = self.use_of(lease.request), hit_pages // size
+        found = self.offload.look_up(split_extents(use.path, last)[0], first)
+        if found.is_written:
+            return None
+        pages = (first + count_pages(found.chunks)) * size - hit_pages
+        if pages < size:
+            return NOTHING
+        return None if found.is_read else Loadable(found.chunks, first, pages)
+
+    def begin_load(self, lease: Lease, loadable: Loadable) -> BlockCopy:
+        """Take the blocks for a load, which the caller has found room for; the lease has just been admitted."""
+        has_room = self.pool.take(cast(BlockLease, lease), loadable.pages)
+        assert has_room, "a load was decided without room for it"
+        lease.loaded_pages = loadable.pages
+        self.counts.loaded_pages += loadable.pages
+        self.offload.begin_load(self.use_of(lease.request), loadable.chunks, loadable.first)
+        return BlockCopy(lease.request, self.edge, self.tree, loadable.chunks, loadable.pages, None)
+
+    # --- stores ----------------------------------------------------------------------------------------------------------
+
+    def offer(self, request: Request, first: int, tokens: int, slots: Any) -> tuple[int, BlockCopy | None]:
+        """Offer the full chunks of a request from position ``first`` on, among its first ``tokens`` tokens.
+
+        ``slots`` are those of its path, an array, or its lease. Returns where the next offer begins, and the store, if any.
+        """
+        if self.prompt_only:
+            tokens = min(tokens, request.prompt_tokens)
+        size, use = self.chunk_pages, self.use_of(request)
+        last = min(tokens // self.page_tokens // size, count_pages(use.path))
+        if last <= first:
+            return first, None
+        stored = self.offload.offer(use, first, last)
+        if stored is None:
+            return first, None
+        if not stored:
+            return last, None
+        if isinstance(slots, Lease):
+            slots = self.slots_of(slots)
+        read = np.concatenate([slots[place * size : (place + run[1]) * size] for run, place in stored])
+        return last, BlockCopy(request, self.edge, self.tree, [run for run, _ in stored], len(read), read)
+
+    def slots_of(self, lease: Lease) -> Any:
+        """Return the GPU's slots of a request's pages with names, an array."""
+        held = [node.slots[self.gpu.index] for node in self.pool.held(cast(BlockLease, lease))]
+        return np.concatenate(held) if held else np.empty(0, dtype=np.int64)
+
+    def begin_pass(self) -> None:
+        """Note from now on which blocks requests get."""
+        self.pool.handed = []
+
+    def reads_handed(self, copy: BlockCopy) -> bool:
+        """Whether a store reads a block that has been given to a request, anew or as a hit, since ``begin_pass``."""
+        handed = self.pool.handed
+        if not handed:
+            return False
+        if len(handed) > 1:
+            self.pool.handed = handed = [np.concatenate(handed)]
+        return bool(np.isin(copy.slots, handed[0]).any())
+
+    def report(self, copy: BlockCopy) -> None:
+        """Let the end of a copy take effect in the CPU pool."""
+        if copy.is_load:
+            self.offload.end_load(copy.chunks)
+        else:
+            self.offload.end_store(copy.chunks)
+
+    def forget(self, request: Request) -> None:
+        """End a request that has finished and has made its last offer."""
+        self.offload.finish(self.use_of(request))
+        del self.uses[request.index]
+
+    def reset(self, gpu: Tier | None = None, now: float = 0.0) -> None:
+        self.offload.reset()
+        super().reset(gpu, now)
+
+    def held_pages(self, name: str) -> tuple[int, int] | None:
+        return None

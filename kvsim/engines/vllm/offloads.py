@@ -1,0 +1,167 @@
+"""The scheduler's side of vLLM's ``OffloadingConnector``: what is loaded and stored, and when the scheduler hears of it."""
+
+from collections.abc import Sequence
+
+from simpy import Event
+
+from kvsim.core.lease import Lease
+from kvsim.core.subclassing import mypyc_attr
+from kvsim.engine.job import ENDED
+from kvsim.engine.mover import Mover
+from kvsim.engines.vllm.copies import BlockCopy, CopyLines
+from kvsim.engines.vllm.offloading import NOTHING, Loadable, OffloadingCache
+from kvsim.engines.vllm.served import Chunk, Served
+from kvsim.pages.extents import count_pages
+
+NO_COPIES: list[BlockCopy] = []
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Offloads:
+    """An engine's offloading: without a CPU tier there is none, and every method does nothing.
+
+    loads   are decided when a request is admitted, and submitted when the step of that pass has been launched
+    stores  are decided at the end of a pass, and submitted at the next launch, before that step
+    ends    are looked at when a step is launched, and take effect with its results
+    """
+
+    keeps_in_flight: bool = False
+    """Whether a request keeps its blocks while a step in flight computes it."""
+
+    def __init__(self) -> None:
+        self.copies: dict[BlockCopy, None] = {}
+        """Those whose ends have not taken effect, in the order in which they were decided."""
+
+    def begin_pass(self) -> None:
+        """Begin a pass of the scheduler."""
+
+    def loadable(self, served: Served, lease: Lease) -> Loadable | None:
+        """Return what a request can load behind its match; None: it has to ask again."""
+        return NOTHING
+
+    def begin_load(self, served: Served, loadable: Loadable) -> int:
+        """Decide the load of a request that has just been admitted. Returns the position in its path of the chunk after it."""
+        return 0
+
+    def launch(self, chunks: Sequence[Chunk], preempted: Sequence[Served]) -> list[BlockCopy]:
+        """Decide stores at the end of a pass, and submit those of the last one. Returns the stores that the step waits for."""
+        return NO_COPIES
+
+    def seen(self) -> list[BlockCopy]:
+        """Return the copies that have ended since the last step was launched."""
+        return NO_COPIES
+
+    def began(self, done: Event) -> None:
+        """Submit the loads of the step that has begun; ``done`` is its end."""
+
+    def report(self, copies: Sequence[BlockCopy]) -> None:
+        """Let the ends of copies take effect."""
+
+    def finishes(self, served: Served) -> None:
+        """A request is about to give back its blocks, since its answer is complete."""
+
+    def stop(self) -> None:
+        """Forget all copies and requests, since the engine has failed."""
+
+
+class CpuOffloads(Offloads):
+    """Offloading to a CPU tier."""
+
+    def __init__(self, cache: OffloadingCache, mover: Mover) -> None:
+        super().__init__()
+        self.keeps_in_flight = True
+        self.cache = cache
+        self._mover = mover
+        self._lines = CopyLines(mover)
+        self._kept: list[BlockCopy] = []
+        """Stores decided in the last pass."""
+        self._loads: list[BlockCopy] = []
+        """Loads decided in this pass."""
+        self._finished: list[Served] = []
+        """Requests that have finished since the last pass."""
+        self._last_step: Event | None = None
+        """The end of the step that was launched last."""
+
+    def begin_pass(self) -> None:
+        self.cache.begin_pass()
+
+    def loadable(self, served: Served, lease: Lease) -> Loadable | None:
+        return None if served.stores else self.cache.loadable(lease, served.job.target_tokens)
+
+    def begin_load(self, served: Served, loadable: Loadable) -> int:
+        copy = self.cache.begin_load(served.lease, loadable)
+        copy.owner = served
+        self.copies[copy] = None
+        self._loads.append(copy)
+        return loadable.first + count_pages(loadable.chunks)
+
+    def launch(self, chunks: Sequence[Chunk], preempted: Sequence[Served]) -> list[BlockCopy]:
+        kept, decided = self._kept, self._offer(chunks)
+        flushed = [copy for copy in self.copies if self._is_waited_for(copy, preempted)]
+        for copy in [*kept, *[copy for copy in decided if copy in flushed]]:
+            self._lines.submit(copy, self._last_step)
+        self._kept = [copy for copy in decided if copy not in flushed]
+        return flushed
+
+    def _offer(self, chunks: Sequence[Chunk]) -> list[BlockCopy]:
+        """Offer what the step computes, then what finished requests have. Returns the stores that come of it."""
+        stores: list[BlockCopy] = []
+        for chunk in chunks:
+            served = chunk.served
+            self._offer_of(served, min(chunk.begin + chunk.tokens, served.job.target_tokens), stores)
+        finished, self._finished = self._finished, []
+        for served in finished:
+            self._offer_of(served, served.job.target_tokens - 1, stores)
+        for served in finished:
+            self.cache.forget(served.job.request)
+        return stores
+
+    def _offer_of(self, served: Served, tokens: int, stores: list[BlockCopy]) -> None:
+        job = served.job
+        slots = job.lease if served.last_slots is None else served.last_slots
+        served.next_chunk, copy = self.cache.offer(job.request, served.next_chunk, tokens, slots)
+        if copy is not None:
+            copy.owner = served
+            served.stores += 1
+            self.copies[copy] = None
+            stores.append(copy)
+
+    def _is_waited_for(self, copy: BlockCopy, preempted: Sequence[Served]) -> bool:
+        """Whether a step waits for a store: its request was preempted, or has finished and others get what it reads."""
+        if copy.is_load or copy.transfer.done:
+            return False
+        owner: Served = copy.owner
+        return owner in preempted or owner.job.phase == ENDED and self.cache.reads_handed(copy)
+
+    def seen(self) -> list[BlockCopy]:
+        ended = [copy for copy in self.copies if copy.transfer.done and not copy.is_reported]
+        for copy in ended:
+            copy.is_reported = True
+        return ended
+
+    def began(self, done: Event) -> None:
+        self._last_step = done
+        for copy in self._loads:
+            self._lines.submit(copy, done)
+        self._loads = []
+
+    def report(self, copies: Sequence[BlockCopy]) -> None:
+        for copy in copies:
+            del self.copies[copy]
+            self.cache.report(copy)
+            owner: Served = copy.owner
+            if copy.is_load:
+                owner.is_loaded = True
+            else:
+                owner.stores -= 1
+
+    def finishes(self, served: Served) -> None:
+        served.last_slots = self.cache.slots_of(served.lease)
+        self._finished.append(served)
+
+    def stop(self) -> None:
+        self._lines.clear()
+        self._lines = CopyLines(self._mover)
+        self.copies.clear()
+        self._kept, self._loads, self._finished, self._last_step = [], [], [], None
+        self.cache.uses.clear()

@@ -1,0 +1,348 @@
+"""vLLM's scheduler V1 (0.33), pass by pass: ``v1/core/sched/scheduler.py``, ``async_scheduler.py`` and ``v1/engine/core.py``."""
+
+from typing import Any, Final, cast
+
+from simpy import Event
+
+from kvsim.core.lease import LOST, RETRACTED
+from kvsim.core.request import Request
+from kvsim.core.transfer import NO_TRANSFERS, Transfer
+from kvsim.core.tree import Node
+from kvsim.engine.frontend import Frontend
+from kvsim.engine.job import DECODING, ENDED, PREFILLING, Job
+from kvsim.engine.job import LOST as GIVEN_UP
+from kvsim.engine.schedule import Parts, Schedule, Step
+from kvsim.engine.substrate import Work
+from kvsim.engine.waiting import WaitingRequests
+from kvsim.engines.vllm.line import ArrivalLine
+from kvsim.engines.vllm.offloads import NO_COPIES, Offloads
+from kvsim.engines.vllm.served import Chunk, Served
+from kvsim.engines.vllm.stepped import SteppedCache
+
+NO_PATH: list[Node] = []
+POLL_S: Final = 0.001
+"""Seconds between a pass that computes nothing and the next one (``_process_engine_step``)."""
+
+
+class BlockStep(Step):
+    """A step that a pass has formed; perhaps it computes nothing."""
+
+    __slots__ = ("chunks", "reported")
+
+    def __init__(self, work: Work, chunks: list[Chunk]) -> None:
+        super().__init__(work, NO_TRANSFERS)
+        self.chunks = chunks
+        self.reported = NO_COPIES
+        """Copies whose ends take effect with its results."""
+
+
+class BlockSchedule(Schedule):
+    """Every pass serves the running requests, in order of admission, then admits others.
+
+    a pass      running requests get their next tokens and the blocks for them. Without room, the last one is preempted. Then,
+                unless one was preempted, those whose loads have ended are admitted, then others, in order, until one does not fit
+    empty pass  if work is left, the next one follows after ``POLL_S``: so an engine that waits for copies polls
+    look ahead  with the overlap loop, a pass takes place while the step before it runs (``AsyncScheduler``): a token in flight
+                counts, and a request whose last token is in flight is passed over
+    in flight   with CPU offloading, a request whose step runs is not preempted. Without, its token still counts
+    """
+
+    def __init__(self, parts: Parts, offloads: Offloads, *, looks_ahead: bool) -> None:
+        self.looks_ahead = looks_ahead
+        self.is_draining = False
+        self.cache = cast(SteppedCache, parts.cache)
+        self.page_tokens = self.cache.page_tokens
+        self.gpu = parts.gpu
+        self.number = parts.number
+        self.mover = parts.mover
+        self.env = parts.mover.env
+        self.prefetching = parts.prefetching
+        self.max_batch_tokens = parts.max_batch_tokens
+        self.max_running_requests = parts.max_running_requests
+        self.queue = ArrivalLine()
+        self.waiting = WaitingRequests(self.cache, parts.gpu, parts.mover, parts.prefetching, self.queue, parts.wake)
+        self.offloads = offloads
+        self.running: list[Served] = []
+        """In order of admission."""
+        self.loading: list[Served] = []
+        """Those that wait for their loads, or for their first step after these."""
+        self._served: dict[Job, Served] = {}
+        self._retractions = 0
+        self._has_finished = False
+        """Whether a request has finished since the last pass."""
+        self._steps_out = 0
+        self._was_empty = False
+        """Whether the last pass computed nothing."""
+        self._chunks: list[Chunk] = []
+        self._budget = 0
+        self._preempted: list[Served] = []
+
+    def report_to(self, frontend: Frontend) -> None:
+        self.frontend = frontend
+
+    def __len__(self) -> int:
+        return len(self.running) + len(self.loading)
+
+    @property
+    def retractions(self) -> int:
+        return self._retractions
+
+    @property
+    def admitted(self) -> int:
+        return len(self)
+
+    def takes(self, request: Request) -> bool:
+        return request.pages_in_all(self.page_tokens) <= self.gpu.pool.capacity
+
+    def join(self, job: Job) -> None:
+        raise AssertionError("vLLM's schedule takes no requests from other engines")
+
+    def transfer_ended(self, transfer: Transfer) -> bool:
+        return False
+
+    # --- a pass --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self.running or self.loading or self._has_finished or len(self.queue) or self.offloads.copies)
+
+    def form(self) -> Any:
+        if self._was_empty and self._has_work:
+            yield self.env.timeout(POLL_S)
+        else:
+            yield self.env.timeout(0.0)  # requests that arrive at the same moment are seen
+        self._was_empty = False
+        is_idle = not (len(self) or self._has_finished or self._steps_out or self.offloads.copies)
+        if is_idle and self.is_draining:
+            self.frontend.drained()
+        if not self._has_work:
+            return None
+        step = self._pass()
+        self._has_finished = False
+        for copy in self.offloads.launch(step.chunks, self._preempted):
+            if not copy.transfer.done:
+                yield self.mover.end_of(copy.transfer)
+        step.reported = self.offloads.seen()
+        self._was_empty = not step.chunks
+        self._steps_out += 1
+        return step
+
+    def _pass(self) -> BlockStep:
+        self._chunks, self._preempted = [], []
+        self._budget = self.max_batch_tokens
+        self.offloads.begin_pass()
+        at = 0
+        while at < len(self.running) and self._budget > 0:
+            served = self.running[at]
+            if not served.is_last_out and not self._serve(served):
+                break
+            at += 1
+        if not self._preempted and not self.is_draining:
+            self._admit()
+        return self._step(self._chunks)
+
+    def _serve(self, served: Served) -> bool:
+        """Give a running request its next tokens. Returns False if no more running requests are served."""
+        job = served.job
+        tokens = min(job.target_tokens + served.flying - job.computed, self._budget)
+        while not self.cache.reserve(served.lease, job.computed + tokens):
+            last = self.running[-1]
+            if self.offloads.keeps_in_flight and last.steps_out:
+                return False
+            self._preempt(last)
+            if last is served:
+                return False
+        self._plan(served, tokens)
+        return True
+
+    def _plan(self, served: Served, tokens: int) -> None:
+        """Add tokens to the step; the request has the blocks for them. Full blocks of known tokens get their names."""
+        job = served.job
+        known, upto = job.target_tokens, job.computed + tokens
+        self.cache.name(served.lease, min(upto, known))
+        samples = upto == known + served.flying
+        self._chunks.append(Chunk(served, tokens, job.computed, samples=samples, decodes=job.phase == DECODING))
+        self._budget -= tokens
+        job.computed = upto
+        served.steps_out += 1
+        if samples:
+            served.flying += 1
+            job.phase = DECODING
+
+    def _preempt(self, served: Served) -> None:
+        """Give back the blocks of the last running request, and put it at the head of the queue."""
+        job = served.job
+        self.running.pop()
+        self._preempted.append(served)
+        self._retractions += 1
+        self.frontend.book.retracted(job.request)
+        self.cache.release(served.lease, RETRACTED, self.env.now)
+        job.times.waits_again(self.env.now)
+        job.lease, job.computed, job.was_running = None, 0, True
+        self.waiting.push(job)
+
+    # --- admission -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def _takes_more(self) -> bool:
+        return self._budget > 0 and len(self.running) < self.max_running_requests
+
+    def _admit(self) -> None:
+        """Admit until the step or the seats are full, or a request does not fit. Some are passed over, and keep their places."""
+        for served in self.loading.copy():
+            if not self._takes_more or not self._admit_loaded(served):
+                return
+        passed: set[Job] = set()
+        while self._takes_more:
+            job = next((job for job in self.queue if job not in passed), None)
+            if job is None or not self._try(job, passed):
+                return
+
+    def _admit_loaded(self, served: Served) -> bool:
+        """Admit a request if its load has ended, whose blocks then get names. Returns False if the rest of it does not fit."""
+        if not served.is_loaded:
+            return True
+        job, lease = served.job, served.lease
+        self.cache.name(lease, job.computed)
+        job.computed = min(job.computed, job.target_tokens - 1)
+        if not self.cache.pool.has_room(NO_PATH, self._pages(job) - lease.held_pages):
+            return False
+        self.loading.remove(served)
+        job.times.has_loads(self.env.now)
+        self._begin(served)
+        return True
+
+    def _try(self, job: Job, passed: set[Job]) -> bool:
+        """Try a waiting request. Returns False if it does not fit; one that has to wait for something joins ``passed``."""
+        served = self._served.get(job)
+        if served is None:
+            served = self._served[job] = Served(job)
+        lease = self.cache.match(job.request, self.gpu, job.why, job.target_tokens)
+        loadable = None if served.flying else self.offloads.loadable(served, lease)
+        if loadable is None:
+            passed.add(job)
+            return True
+        found = lease.gpu_pages + loadable.pages
+        if loadable.pages and not self.cache.pool.has_room(lease.path, found + self._promised):
+            return False
+        if not self.cache.admit(lease, self._pages(job), self.env.now, loadable.pages):
+            return False
+        self.waiting.leave_queue(job)
+        job.lease, job.phase, job.is_known = lease, PREFILLING, True
+        job.admissions += 1
+        job.computed = found * self.page_tokens
+        job.times.has_pages(self.env.now)
+        served.is_partial, served.is_loaded = False, False
+        served.next_chunk = 0
+        if loadable.pages:
+            served.next_chunk = self.offloads.begin_load(served, loadable)
+            self.loading.append(served)
+            job.times.is_refused(self.env.now)
+        if not job.is_counted:
+            job.is_counted, job.counted = True, lease
+            self.frontend.book.hit(job.request, self.prefetching.hits(lease, None), self.number)
+        if not loadable.pages:
+            self._begin(served)
+        return True
+
+    def _begin(self, served: Served) -> None:
+        """Let an admitted request compute; the caller has found room for all its tokens."""
+        job = served.job
+        self.running.append(served)
+        tokens = min(job.target_tokens - job.computed, self._budget)
+        has_room = self.cache.reserve(served.lease, job.computed + tokens)
+        assert has_room, "a request was admitted without room"
+        self._plan(served, tokens)
+
+    def _pages(self, job: Job) -> int:
+        """Return the pages of a request's known tokens."""
+        return -(-job.target_tokens // self.page_tokens)
+
+    @property
+    def _promised(self) -> int:
+        """Pages that requests which load, or have not computed all their known tokens, still lack for these."""
+        incomplete = [*self.loading, *[served for served in self.running if served.is_partial]]
+        return sum([max(0, self._pages(served.job) - served.lease.held_pages) for served in incomplete])
+
+    # --- steps ---------------------------------------------------------------------------------------------------------------
+
+    def _step(self, chunks: list[Chunk]) -> BlockStep:
+        prompts = [chunk for chunk in chunks if not chunk.decodes]
+        answers = [chunk for chunk in chunks if chunk.decodes]
+        work = Work(
+            chunks=[(chunk.tokens, chunk.begin) for chunk in prompts],
+            sampled_tokens=sum([chunk.samples for chunk in prompts]),
+            decode_requests=len(answers),
+            decode_context_tokens=sum([chunk.begin for chunk in answers]),
+            prefilling=[(chunk.served.job, chunk.tokens) for chunk in prompts],
+            decoding=[chunk.served.job for chunk in answers],
+            engine=self.number,
+        )
+        for chunk in chunks:
+            chunk.served.is_partial = not chunk.samples
+        return BlockStep(work, chunks)
+
+    def began(self, step: Step, done: Event) -> None:
+        step.work.has_copies = self.mover.begins_copies(self.gpu.owner)
+        self.offloads.began(done)
+
+    def ended(self, step: Step, steps: int) -> None:
+        done = cast(BlockStep, step)
+        self._steps_out -= 1
+        for chunk in done.chunks:
+            served = chunk.served
+            served.steps_out -= 1
+            if chunk.samples and served.job.phase != GIVEN_UP:
+                self._appear(served)
+        self.offloads.report(done.reported)
+
+    def _appear(self, served: Served) -> None:
+        """Record the next token of an answer. A request that was preempted meanwhile gets its token, too."""
+        job, now = served.job, self.env.now
+        served.flying -= 1
+        if not job.is_prefilled:
+            job.is_prefilled = True
+            if not job.generated:
+                job.times.first_token_s = now
+                self.frontend.book.waited(job)
+            self.frontend.first_token(job, self.number)
+        job.generated += 1
+        if job.lease is not None:
+            self.cache.name(served.lease, job.computed - served.flying)
+        if job.generated >= job.request.output_tokens:
+            self._finish(served)
+
+    def _finish(self, served: Served) -> None:
+        job, now = served.job, self.env.now
+        if job.lease is not None:
+            self.offloads.finishes(served)
+            self.cache.finish(served.lease, now)
+            self.running.remove(served)
+        else:
+            self.waiting.leave_queue(job)
+        job.lease, job.phase = None, ENDED
+        del self._served[job]
+        self._has_finished = True
+        self.frontend.book.finished(job, self.number, now)
+        self.frontend.ended(job.request, self.number)
+
+    # --- failure -------------------------------------------------------------------------------------------------------------
+
+    def stop(self, steps: int) -> list[Job]:
+        held = [served.job for served in (*self.running, *self.loading)]
+        jobs = [*self.queue, *held, *self.waiting.fetching]
+        for job in jobs:
+            self.drop(job, is_up=False)
+        self.offloads.stop()
+        self._steps_out, self._was_empty, self._has_finished = 0, False, False
+        return jobs
+
+    def drop(self, job: Job, *, is_up: bool) -> None:
+        job.times.waits_again(self.env.now)
+        served = self._served.pop(job, None)
+        if served is not None and job.lease is not None:
+            self.cache.release(served.lease, LOST)
+            job.lease = None
+            (self.loading if served in self.loading else self.running).remove(served)
+        self.waiting.drop(job)
+        job.phase = GIVEN_UP

@@ -1,0 +1,55 @@
+"""A request on vLLM's scheduler, and what a step computes of it."""
+
+from typing import Any, cast
+
+from kvsim.engine.job import Job
+from kvsim.engines.vllm.block_pool import BlockLease
+
+
+class Served:
+    """What the scheduler knows of a request besides its job. The job's ``computed`` counts tokens of steps that run, too."""
+
+    __slots__ = ("flying", "is_loaded", "is_partial", "job", "last_slots", "next_chunk", "steps_out", "stores")
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.flying = 0
+        """Tokens of its answer that steps in flight will bring."""
+        self.steps_out = 0
+        """Steps in flight that compute it."""
+        self.is_partial = False
+        """Whether its last step leaves part of the known tokens to compute."""
+        self.is_loaded = False
+        """Whether its load, if it has one, has ended."""
+        self.next_chunk = 0
+        """Position in its path of the first chunk that is offered next."""
+        self.stores = 0
+        """Its stores whose end has not been reported."""
+        self.last_slots: Any = None
+        """The GPU's slots of its pages when it finished."""
+
+    @property
+    def lease(self) -> BlockLease:
+        """What it holds of the cache; it must have been admitted."""
+        return cast(BlockLease, self.job.lease)
+
+    @property
+    def is_last_out(self) -> bool:
+        """Whether the last token of its answer is in flight."""
+        return self.flying > 0 and self.job.generated + self.flying >= max(self.job.request.output_tokens, 1)
+
+
+class Chunk:
+    """The tokens of a request that a step computes."""
+
+    __slots__ = ("begin", "decodes", "samples", "served", "tokens")
+
+    def __init__(self, served: Served, tokens: int, begin: int, *, samples: bool, decodes: bool) -> None:
+        self.served = served
+        self.tokens = tokens
+        self.begin = begin
+        """Tokens before them."""
+        self.samples = samples
+        """Whether a token of the answer comes of it."""
+        self.decodes = decodes
+        """Whether it is the token after the one that the last step brought."""
