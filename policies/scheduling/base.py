@@ -2,12 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from kvsim.core.queue_view import Round, Waiting
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.numbers import SECONDS, check_settings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.fields import keep_types
+
+ARRIVAL: Final = "arrival"
+PRIORITY: Final = "priority"
+PREFIX: Final = "prefix"
+DEPTH: Final = "depth"
+OTHER: Final = ""
+"""What an order depends on: the arrival alone; priority, then arrival, without a bound; SGLang's longest prefix match; its
+depth-first order of the tree; anything else."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -52,9 +61,9 @@ class SchedulingPolicy:
         """Return the names of settings that have no effect because of the others: an error if the user gives one."""
         return ()
 
-    def orders_by_priority(self) -> bool:
-        """Whether the order depends only on priority, then arrival. vLLM's scheduler supports no other."""
-        return False
+    def goes_by(self) -> str:
+        """Return what the order depends on, for engines whose schedules have only these queues; OTHER for any other order."""
+        return OTHER
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -9,7 +9,7 @@ from kvsim.core.subclassing import mypyc_attr
 from kvsim.numbers import Whole, check_settings
 from kvsim.pages.extents import split_extents
 from kvsim.policies.fields import keep_types
-from kvsim.policies.scheduling.base import BoundedScheduling
+from kvsim.policies.scheduling.base import DEPTH, BoundedScheduling
 from kvsim.policies.scheduling.branches import Branch
 
 
@@ -45,6 +45,9 @@ class DfsWeight(BoundedScheduling):
             stack += sorted(branch.children.values(), key=lambda child: -child.weight)
         ordered.reverse()
         return ordered
+
+    def goes_by(self) -> str:
+        return DEPTH
 
 
 keep_types(DfsWeight, fcfs_above=int | None)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.policies.scheduling.base import SchedulingPolicy
+from kvsim.policies.scheduling.base import ARRIVAL, SchedulingPolicy
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -15,5 +15,5 @@ class FCFS(SchedulingPolicy):
     after retraction  by arrival, too: before all that arrived later, as in vLLM. SGLang puts it at the end of the queue
     """
 
-    def orders_by_priority(self) -> bool:
-        return True
+    def goes_by(self) -> str:
+        return ARRIVAL

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from kvsim.core.queue_view import Round, Waiting
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.policies.fields import keep_types
+from kvsim.policies.scheduling.base import PREFIX
 from kvsim.policies.scheduling.prefixes import PrefixScheduling
 
 
@@ -27,6 +28,9 @@ class LongestPrefix(PrefixScheduling):
     def order(self, round: Round) -> Sequence[Waiting]:
         late = self.duplicates(round)
         return sorted(round.waiting, key=lambda one: 1 if one in late else -round.cached_tokens(one))
+
+    def goes_by(self) -> str:
+        return PREFIX
 
 
 keep_types(LongestPrefix, fcfs_above=int | None)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from kvsim.core.queue_view import Waiting
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.policies.context import PolicyContext
-from kvsim.policies.scheduling.base import BoundedScheduling
+from kvsim.policies.scheduling.base import OTHER, PRIORITY, BoundedScheduling
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -30,5 +30,5 @@ class Priority(BoundedScheduling):
     def retraction_rank(self, waiting: Waiting) -> float:
         return -waiting.request.priority
 
-    def orders_by_priority(self) -> bool:
-        return self.max_wait_s is None
+    def goes_by(self) -> str:
+        return PRIORITY if self.max_wait_s is None else OTHER

@@ -1,16 +1,14 @@
 """The waiting queue of SGLang 0.5.23: first come first served, longest prefix match, or depth first through the tree."""
 
 from collections.abc import Iterator
-from typing import Final
+from dataclasses import fields
+from typing import Any, Final
 
 from kvsim.core.tree import Node
 from kvsim.engine.job import QUEUED, Job
 from kvsim.engine.queue import JobQueue
 from kvsim.engines.sglang.stepped import SteppedNodes
-from kvsim.policies.scheduling.base import SchedulingPolicy
-from kvsim.policies.scheduling.dfs_weight import DfsWeight
-from kvsim.policies.scheduling.fcfs import FCFS
-from kvsim.policies.scheduling.longest_prefix import LongestPrefix
+from kvsim.policies.scheduling.base import ARRIVAL, DEPTH, PREFIX, SchedulingPolicy
 
 REFRESH_ROUNDS: Final = 32
 REFRESHED: Final = 128
@@ -22,25 +20,19 @@ SHARED_TOKENS: Final = 32
 """In-batch caching: up to this many tokens found, and from this many shared on, a request is put back."""
 
 
-def check_policy(policy: object) -> None:
-    """Raise ValueError for a scheduling policy that SGLang does not have, or with settings that it does no"""
-    plain: SchedulingPolicy
-    if type(policy) is FCFS:
-        return
-    if isinstance(policy, LongestPrefix):
-        plain = LongestPrefix()
-    elif isinstance(policy, DfsWeight):
-        plain = DfsWeight()
-    else:
+def check_policy(policy: SchedulingPolicy) -> None:
+    """Raise ValueError for a scheduling policy that SGLang does not have, or with settings that it does not have."""
+    if policy.goes_by() not in (ARRIVAL, PREFIX, DEPTH):
         raise ValueError(
             f"scheduling: {type(policy).__name__}: SGLang's schedule is by arrival, by prefix or depth first: set "
             "scheduling=fcfs, scheduling=longest_prefix or scheduling=dfs_weight, or rules=default"
         )
-    for name in ("max_wait_s", "fcfs_above", "in_batch_duplicates", "check_up_to_tokens", "shared_tokens"):
-        value, expected = getattr(policy, name, None), getattr(plain, name, None)
+    kind: Any = policy
+    for field in fields(kind):
+        value, expected = getattr(policy, field.name), field.default
         if value != expected:
             raise ValueError(
-                f"scheduling.{name}={'null' if value is None else value} is not SGLang's, which is "
+                f"scheduling.{field.name}={'null' if value is None else value} is not SGLang's, which is "
                 f"{'null' if expected is None else expected}: leave it out, or set rules=default"
             )
 
@@ -48,17 +40,17 @@ def check_policy(policy: object) -> None:
 class NodeQueue(JobQueue):
     """Jobs in the order in which they are tried. New ones, and those that were retracted, come last.
 
-    FCFS            stays as it is
-    LongestPrefix   most tokens found first; of those that share their first tokens, and have little cached, all but one last
-    DfsWeight       depth first through the tree, branches with more waiting requests first
+    ARRIVAL   stays as it is
+    PREFIX    most tokens found first; of those that share their first tokens, and have little cached, all but one last
+    DEPTH     depth first through the tree, branches with more waiting requests first
 
     A look-up is of all tokens so far, and refreshes what it finds.
     """
 
     def __init__(self, policy: SchedulingPolicy, cache: SteppedNodes) -> None:
         check_policy(policy)
-        self._sorts_by_prefix = isinstance(policy, LongestPrefix)
-        self._goes_by_depth = isinstance(policy, DfsWeight)
+        self._sorts_by_prefix = policy.goes_by() == PREFIX
+        self._goes_by_depth = policy.goes_by() == DEPTH
         self._cache = cache
         self._jobs: list[Job] = []
         self._rounds = 0

@@ -18,7 +18,7 @@ from kvsim.engines.vllm.schedule import BlockSchedule
 from kvsim.engines.vllm.stepped import SteppedCache
 from kvsim.errors import UsageError
 from kvsim.numbers import Whole, check_settings
-from kvsim.policies.scheduling.fcfs import FCFS
+from kvsim.policies.scheduling.base import ARRIVAL, PRIORITY, SchedulingPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class VLLMRules(Rules):
             raise ValueError("offload_prompt_only=false needs cache_output=true, since pages of answers have no names otherwise")
 
     def check_schedule(self, scheduling: Any, page_tokens: int, max_batch_tokens: int) -> None:
-        if not scheduling.orders_by_priority():
+        if scheduling.goes_by() not in (ARRIVAL, PRIORITY):
             raise ValueError(
                 f"scheduling: {type(scheduling).__name__}: vLLM's schedule is by arrival or by priority, without a bound: set "
                 "scheduling=fcfs, scheduling=priority with scheduling.max_wait_s=null, or rules=default"
@@ -101,9 +101,9 @@ class VLLMRules(Rules):
         return partial(_schedule, looks_ahead=self.loop == "overlap")
 
 
-def _check_by_arrival(scheduling: object) -> None:
-    """Raise ValueError for a scheduling policy other than FCFS."""
-    if type(scheduling) is not FCFS:
+def _check_by_arrival(scheduling: SchedulingPolicy) -> None:
+    """Raise ValueError for a scheduling policy other than by arrival."""
+    if scheduling.goes_by() != ARRIVAL:
         raise ValueError(
             f"scheduling: {type(scheduling).__name__}: with the overlap loop or CPU offloading, vLLM's schedule is by arrival "
             "here: set scheduling=fcfs, rules.loop=plain without a CPU tier, or rules=default"
