@@ -6,7 +6,8 @@ request: the request's number, its full pages, and the pages that it hit (SGLang
 FastDeploy and LightLLM: GPU and CPU; SGLang's unified cache: GPU, CPU and storage; vLLM, and LightLLM for hybrid models: GPU, CPU
 and their sum); -1 marks a rejected request.
 
-Schedules of vLLM and SGLang in virtual time are simulated and compared too (``schedules.py``).
+Schedules of vLLM and SGLang in virtual time are simulated and compared too (``schedules.py``). Beside each stands what kvsim's
+own rules show of the same trace (``own_rules.py``), except for the small cases of one rule each.
 
 Claim: no request differs, in any sequence or schedule. Exits with 1 if one does.
 """
@@ -21,7 +22,8 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 
-from schedules import Recording, differences, offload_recordings, recordings
+from own_rules import COLUMNS, SUMMARY, Shown, Worth, cells, own_overrides, summary
+from schedules import Recording, differences, offload_recordings, outcome_of, recordings
 
 import kvsim
 from kvsim.engine.outcome import REJECTED
@@ -148,6 +150,9 @@ class Agreement:
     mismatches: int
     first: str = ""
     """The first difference."""
+    kind: str = "replay"
+    worth: Worth | None = None
+    """Beside kvsim's own rules; None if these do not play it."""
 
 
 def overrides_of(path: Path) -> list[str]:
@@ -181,12 +186,17 @@ def load(path: Path, in_tokens: bool, with_answers: bool) -> Trace:
     return kvsim.load_trace("mooncake", path=path, page_tokens=page_tokens, answers=answers)
 
 
+def has_storage(overrides: list[str]) -> bool:
+    """Whether the recorded columns of a preset's engine are GPU, CPU and storage, as far as there are some."""
+    return overrides[0].startswith("preset=sglang")
+
+
 def replayed(trace: Trace, overrides: list[str], columns: int) -> list[Row]:
     """Rows in the recorded form, cut to ``columns`` columns."""
     outcome = kvsim.replay(trace, *(one for one in overrides if one not in OF_TRACE)).outcome
-    has_storage, rows = overrides[0].startswith("preset=sglang"), []
+    rows = []
     for request, status, (gpu, cpu, disk) in zip(trace.requests, outcome.status, outcome.hit_pages.tolist(), strict=True):
-        hits = REJECTED_HITS if status == REJECTED else (gpu, cpu, disk if has_storage else gpu + cpu)
+        hits = REJECTED_HITS if status == REJECTED else (gpu, cpu, disk if has_storage(overrides) else gpu + cpu)
         rows.append((request.index, request.prompt_pages, *hits)[:columns])
     return rows
 
@@ -203,30 +213,66 @@ def compare(trace_path: Path, path: Path) -> Agreement:
         return Agreement(name, overrides, len(theirs), len(theirs), f"not played: {error}")
     differing = [(row, other) for row, other in zip(theirs, ours, strict=False) if row != other]
     first = f"recorded {differing[0][0]}, replayed {differing[0][1]}" if differing else ""
-    return Agreement(name, overrides, len(theirs), len(differing) + abs(len(theirs) - len(ours)), first)
+    worth = worth_of_replay(trace, overrides, theirs)
+    return Agreement(name, overrides, len(theirs), len(differing) + abs(len(theirs) - len(ours)), first, worth=worth)
+
+
+def worth_of_replay(trace: Trace, overrides: list[str], theirs: list[Row]) -> Worth | None:
+    """A recorded sequence beside a replay by kvsim's own rules; None if these do not have its tiers or its model."""
+    try:
+        ours = replayed(trace, own_overrides(overrides), len(theirs[0]))
+    except UsageError:
+        return None
+    pages = sum(row[1] for row in theirs)
+    tiers = 3 if has_storage(overrides) else 2  # the third column of others is the sum of the two
+    return Worth(*(Shown([max(0, sum(row[2 : 2 + tiers])) for row in rows], pages) for rows in (theirs, ours)))
 
 
 def compare_schedule(recording: Recording) -> Agreement:
     requests, steps, first = differences(recording)
     count = f"{len(recording.steps):,} steps, {steps:,} differ " if recording.steps else ""
-    return Agreement(recording.name, recording.overrides, len(recording.requests), requests + bool(steps), count + first)
+    differ = requests + bool(steps)
+    worth = None if "/cases/" in recording.name else worth_of_schedule(recording)
+    return Agreement(recording.name, recording.overrides, len(recording.requests), differ, count + first, "simulate", worth)
+
+
+def worth_of_schedule(recording: Recording) -> Worth:
+    """A recorded schedule beside a simulation by kvsim's own rules."""
+    own = outcome_of(recording, own_overrides(recording.overrides))
+    tokens, arrivals = sum(request.prompt_tokens for request in own.requests), own.arrival_s.tolist()
+    hits = (own.hit_pages.sum(axis=1) * own.page_tokens).tolist()
+    waits = [first - arrival for (first, *_), arrival in zip(recording.requests, arrivals, strict=True)]
+    theirs = Shown([gpu + cpu for _, _, gpu, cpu, _ in recording.requests], tokens, sum(waits) / len(waits))
+    return Worth(theirs, Shown(hits, tokens, float(own.ttft_s.mean())))
 
 
 def page(agreements: list[Agreement]) -> Iterator[str]:
-    lines = [(one.name, f"`{' '.join(one.overrides)}`", f"{one.requests:,}", f"{one.mismatches:,}") for one in agreements]
+    lines = [(one.name, f"{one.requests:,}", f"{one.mismatches:,}", *cells(one.worth)) for one in agreements]
+    commands = [(one.name, f"`{' '.join(one.overrides)}`") for one in agreements]
     yield from [
         "# Agreement with the engines' own code",
+        "",
+        "What is exact, by engine, and what kvsim's own rules (`rules=default`, the same policies and sizes) show instead: by",
+        "how many points their hit rate is higher, how many requests have other hits, and by how much mean TTFT is higher.",
+        "",
+        *markdown(SUMMARY, summary([(one.overrides, one.kind, one.mismatches, one.worth) for one in agreements])),
+        "",
+        "## Sequence by sequence",
         "",
         "Requests of the Mooncake conversation trace whose hits differ from those recorded with SGLang 0.5.23 (radix cache,",
         "also for hybrid models; unified cache of GPU, host and storage), SGLang 0.5.15 (hierarchical cache), vLLM 0.33.0 (also",
         "for hybrid models), FastDeploy (April 2026) and LightLLM (August 2026; for hybrid models, its radix cache with detached",
         "states). Rows named `answers/` are of a small trace whose turns contain the answers of the turns before. Made by",
         "`python experiments/engine_agreement/run.py`; each row is",
-        f"`kvsim replay trace=mooncake trace.path={CONVERSATION.file} page_tokens=512` with the overrides shown.",
+        f"`kvsim replay trace=mooncake trace.path={CONVERSATION.file} page_tokens=512` with the overrides at the end.",
         "Rows named `schedule...` are `kvsim simulate trace=mooncake trace.path=...`: there the times of the first and the last",
         "token (within 1 us), the hits, the retractions and, where they were recorded, the steps are compared.",
         "",
-        *markdown(("sequence", "overrides", "requests", "mismatches"), lines),
+        *markdown(("sequence", "requests", "mismatches", *COLUMNS), lines),
+        "",
+        "## Overrides",
+        "",
+        *markdown(("sequence", "overrides"), commands),
     ]
 
 

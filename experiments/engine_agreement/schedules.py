@@ -9,7 +9,7 @@ last token are within a microsecond, and its hit tokens of each tier and its ret
 import csv
 import gzip
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -189,7 +189,7 @@ def steps_of(table: str) -> list[Step]:
 
 def differences(recording: Recording) -> tuple[int, int, str]:
     """The numbers of requests and of steps that differ from a simulation, and the first request that does."""
-    outcome = simulate(recording)
+    outcome = outcome_of(recording, recording.overrides)
     ours = np.column_stack(
         (
             outcome.arrival_s + outcome.ttft_s,
@@ -211,12 +211,13 @@ def differences(recording: Recording) -> tuple[int, int, str]:
     return int(differ.sum()), wrong_steps, first
 
 
-def simulate(recording: Recording) -> Outcome:
-    source = [one.removeprefix("trace.").split("=") for one in recording.overrides if one.startswith("trace.")]
+def outcome_of(recording: Recording, overrides: Sequence[str]) -> Outcome:
+    """Simulate the trace of a recording with these overrides, which are its own or others."""
+    source = [one.removeprefix("trace.").split("=") for one in overrides if one.startswith("trace.")]
     settings = {name: int(value) if name == "limit" else float(value) if name == "rate" else value for name, value in source}
-    pages = next(int(one.partition("=")[2]) for one in recording.overrides if one.startswith("page_tokens"))
+    pages = next(int(one.partition("=")[2]) for one in overrides if one.startswith("page_tokens"))
     trace = kvsim.load_trace("mooncake", path=recording.trace, page_tokens=pages, **settings)
-    others = [one for one in recording.overrides if not one.startswith(("trace.", "page_tokens"))]
+    others = [one for one in overrides if not one.startswith(("trace.", "page_tokens"))]
     return kvsim.simulate(trace, *others, "timeline=true").outcome
 
 

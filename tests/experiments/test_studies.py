@@ -118,13 +118,32 @@ def test_engine_agreement(trace: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert module.main() == 1 and "| 30 | 1 |" in (tmp_path / "results.md").read_text()
 
 
+def test_what_own_rules_show_beside_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 20 pages the engine hits 5 and own rules 6, of two requests of which one has other hits."""
+    study("engine_agreement", monkeypatch)
+    own_rules = sys.modules["own_rules"]
+    overrides = ["preset=sglang_hicache", "rules.version=0.5.15", "rules.cache_output=true", "replay.copy_steps=2", "seed=1"]
+    own = ["preset=sglang_hicache", "rules=default", "rules.cache_output=true", "seed=1"]
+    assert own_rules.own_overrides(overrides) == own
+    replayed = own_rules.Worth(own_rules.Shown([2, 3], 20), own_rules.Shown([2, 4], 20))
+    simulated = own_rules.Worth(own_rules.Shown([2, 3], 20, 4.0), own_rules.Shown([1, 2], 20, 3.0))
+    assert own_rules.cells(replayed) == ("25.00%", "+5.00", "50.0%", "", "")
+    assert own_rules.cells(simulated) == ("25.00%", "-10.00", "100.0%", "4.000", "-25.0 %")
+    runs = [(overrides, "replay", 0, replayed), (overrides, "replay", 3, None), (["preset=vllm"], "simulate", 0, simulated)]
+    assert own_rules.summary(runs) == [
+        ("SGLang", "replay", "1 of 2", "+5.00 to +5.00", "up to 50.0%", ""),
+        ("vLLM", "simulate", "1 of 1", "-10.00 to -10.00", "up to 100.0%", "-25.0 to -25.0 %"),
+    ]
+
+
 def test_engine_agreement_of_schedules(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thirty requests, recorded from the simulation itself; then one of them comes later, and then a step is another."""
     golden = tmp_path / "golden"
     (golden / "schedule").mkdir(parents=True)
     module = study("engine_agreement", monkeypatch, "--trace", str(trace), "--golden", str(golden), "--output", str(tmp_path))
     schedules = sys.modules["schedules"]
-    outcome = schedules.simulate(schedules.Recording("", trace, [*schedules.overrides(40_000), "trace.rate=1"], [], []))
+    overrides = [*schedules.overrides(40_000), "trace.rate=1"]
+    outcome = schedules.outcome_of(schedules.Recording("", trace, overrides, [], []), overrides)
     times = zip(outcome.arrival_s + outcome.ttft_s, outcome.arrival_s + outcome.e2e_s, outcome.hit_pages[:, 0] * 16, strict=True)
     rows = [f"{index} {first} {last} {hits} 0\n" for index, (first, last, hits) in enumerate(times)]
     steps = [f"0.0 {tokens} {decoding} {chunks} 0 0 0\n" for tokens, decoding, chunks in schedules.steps_done(outcome)]
