@@ -254,6 +254,8 @@ def page(agreements: list[Agreement]) -> Iterator[str]:
         "",
         "What is exact, by engine, and what kvsim's own rules (`rules=default`, the same policies and sizes) show instead: by",
         "how many points their hit rate is higher, how many requests have other hits, and by how much mean TTFT is higher.",
+        "For hybrid models, hits depend on where states are saved, which own rules leave to the checkpoint policy. Cells are",
+        "empty for cases of one rule each, and where own rules do not have the tiers.",
         "",
         *markdown(SUMMARY, summary([(one.overrides, one.kind, one.mismatches, one.worth) for one in agreements])),
         "",
