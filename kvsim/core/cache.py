@@ -9,7 +9,7 @@ from kvsim.core.persistent import PersistentPrompts
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.rules import Rules
-from kvsim.core.serving import CLAIMED, LOST_SLOTS, Claim, Growth, ServedCache
+from kvsim.core.serving import CLAIMED, LOST_SLOTS, NO_ROOM, ROOM, Claim, Growth, ServedCache
 from kvsim.core.tier import Edge, Tier
 from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.core.transfers import is_gap
@@ -40,6 +40,7 @@ class Cache(ServedCache):
         self._write_down = self.transfers.write_down
         self._views = self.transfers.views
         self._recomputes_last_token = rules.recompute_last_token
+        self._keeps_answers = rules.cache_output
         self._is_single = len(tiers) == 1
         self._levels = 1 + max([tier.level for tier in tiers])
 
@@ -223,15 +224,16 @@ class Cache(ServedCache):
 
     def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
         if not needs:
-            return Growth(True, NO_TRANSFERS)
+            return ROOM
         gpu, wanted = needs[0][0].gpu, 0
         for _, pages in needs:
             wanted += pages
         if not self._eviction.make_room(gpu, wanted, now):
-            return Growth(False, NO_TRANSFERS)
+            return NO_ROOM
         for lease, pages in needs:
             self._reserve(lease, pages)
-        return Growth(True, self._under_way.flush())
+        transfers = self._under_way.flush()
+        return Growth(True, transfers) if transfers else ROOM
 
     # --- computed pages --------------------------------------------------------------------------------------------------------
 
@@ -322,7 +324,7 @@ class Cache(ServedCache):
 
     def begin_answer(self, lease: Lease) -> bool:
         """Whether the answer's full pages are to be inserted too; if so, prepare the lease for ``insert``."""
-        if not (self.rules.cache_output and lease.request.output_runs):
+        if not (self._keeps_answers and lease.request.output_runs):
             return False
         lease.is_finishing = True
         lease.rest = lease.request.output_runs
