@@ -40,7 +40,6 @@ class Cache(ServedCache):
         self._write_down = self.transfers.write_down
         self._views = self.transfers.views
         self._recomputes_last_token = rules.recompute_last_token
-        self._keeps_answers = rules.cache_output
         self._is_single = len(tiers) == 1
         self._levels = 1 + max([tier.level for tier in tiers])
 
@@ -324,7 +323,7 @@ class Cache(ServedCache):
 
     def begin_answer(self, lease: Lease) -> bool:
         """Whether the answer's full pages are to be inserted too; if so, prepare the lease for ``insert``."""
-        if not (self._keeps_answers and lease.request.output_runs):
+        if not (lease.request.output_runs and self.rules.cache_output):
             return False
         lease.is_finishing = True
         lease.rest = lease.request.output_runs
