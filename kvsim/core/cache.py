@@ -9,7 +9,7 @@ from kvsim.core.persistent import PersistentPrompts
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.rules import Rules
-from kvsim.core.serving import CLAIMED, LOST_SLOTS, Claim, Growth, ServedCache
+from kvsim.core.serving import CLAIMED, LOST_SLOTS, NO_ROOM, ROOM, Claim, Growth, ServedCache
 from kvsim.core.tier import Edge, Tier
 from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.core.transfers import is_gap
@@ -223,15 +223,16 @@ class Cache(ServedCache):
 
     def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
         if not needs:
-            return Growth(True, NO_TRANSFERS)
+            return ROOM
         gpu, wanted = needs[0][0].gpu, 0
         for _, pages in needs:
             wanted += pages
         if not self._eviction.make_room(gpu, wanted, now):
-            return Growth(False, NO_TRANSFERS)
+            return NO_ROOM
         for lease, pages in needs:
             self._reserve(lease, pages)
-        return Growth(True, self._under_way.flush())
+        transfers = self._under_way.flush()
+        return Growth(True, transfers) if transfers else ROOM
 
     # --- computed pages --------------------------------------------------------------------------------------------------------
 
@@ -322,7 +323,7 @@ class Cache(ServedCache):
 
     def begin_answer(self, lease: Lease) -> bool:
         """Whether the answer's full pages are to be inserted too; if so, prepare the lease for ``insert``."""
-        if not (self.rules.cache_output and lease.request.output_runs):
+        if not (lease.request.output_runs and self.rules.cache_output):
             return False
         lease.is_finishing = True
         lease.rest = lease.request.output_runs

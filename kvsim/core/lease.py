@@ -5,7 +5,7 @@ from typing import Any, Final
 from kvsim.core.request import Request
 from kvsim.core.state_lease import StateLease
 from kvsim.core.tier import Tier
-from kvsim.core.transfer import Transfer, transfers_of
+from kvsim.core.transfer import NO_TRANSFERS, Transfer, transfers_of
 from kvsim.core.tree import Node
 from kvsim.pages.extents import Extent
 
@@ -26,7 +26,7 @@ LOST: Final = "lost"
 """Why a lease ends: the answer is complete; others need the pages; another GPU has them; the engine fails, or gives them up."""
 
 
-NOTHING: list[int] = []
+NOTHING: Final[list[int]] = []
 """No pages at any level; shared, never modified."""
 
 
@@ -73,7 +73,7 @@ class Lease:
         """``loaded_pages`` by level, as far as they are from deeper levels than the first; empty until the load is started."""
         self.missing_pages = 0
         """Pages of the pinned path that loads, its own or those of other requests, have failed to bring: to be computed."""
-        self.waits: list[Transfer] = []
+        self.waits = NO_TRANSFERS
         """Write-downs that make room for this request."""
         self.epoch = 0
         """The residency's ``epoch`` at admission."""

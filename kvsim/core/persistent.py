@@ -19,9 +19,8 @@ class PersistentPrompts:
 
         A request that is retracted or fails keeps nothing: its pages may be what the others need.
         """
-        key = lease.node, lease.gpu
-        if lease.request.persistent and lease.epoch == self.residency.epoch and key not in self.paths:
-            self.paths[key] = None
+        if lease.request.persistent and lease.epoch == self.residency.epoch and (lease.node, lease.gpu) not in self.paths:
+            self.paths[lease.node, lease.gpu] = None
             self.residency.pin(lease.node, lease.gpu)
 
     def pages_beside(self, lease: Lease) -> int:

@@ -15,7 +15,7 @@ from kvsim.core.tree import Node, RadixTree
 from kvsim.core.view import View
 from kvsim.core.watch import Watch
 
-NOTHING_IN_FLIGHT: dict[Transfer, None] = {}
+NOTHING_IN_FLIGHT: Final[dict[Transfer, None]] = {}
 
 
 class Claim(NamedTuple):
@@ -25,8 +25,8 @@ class Claim(NamedTuple):
     is_lost: bool = False
 
 
-CLAIMED = Claim(NO_TRANSFERS)
-LOST_SLOTS = Claim(NO_TRANSFERS, is_lost=True)
+CLAIMED: Final = Claim(NO_TRANSFERS)
+LOST_SLOTS: Final = Claim(NO_TRANSFERS, is_lost=True)
 
 
 class Growth(NamedTuple):
@@ -34,6 +34,10 @@ class Growth(NamedTuple):
 
     has_room: bool
     transfers: list[Transfer]
+
+
+ROOM: Final = Growth(True, NO_TRANSFERS)
+NO_ROOM: Final = Growth(False, NO_TRANSFERS)
 
 
 class Fetch(NamedTuple):
@@ -56,7 +60,7 @@ class Load(NamedTuple):
     lost_pages: int
 
 
-NO_LOAD = Load(NO_TRANSFERS, NO_TRANSFERS, 0)
+NO_LOAD: Final = Load(NO_TRANSFERS, NO_TRANSFERS, 0)
 
 
 @trait

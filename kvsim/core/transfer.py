@@ -1,7 +1,7 @@
 """The record that the core hands to a substrate to have pages copied."""
 
 from math import nan
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
@@ -97,7 +97,7 @@ class Transfer(Carrier):
         return f"{self.source.name}-{self.target.name}"
 
 
-NO_TRANSFERS: list[Transfer] = []
+NO_TRANSFERS: Final[list[Transfer]] = []
 
 
 class Begin(NamedTuple):
@@ -107,7 +107,7 @@ class Begin(NamedTuple):
     waits: list[Transfer]
 
 
-RUN = Begin(True, NO_TRANSFERS)
+RUN: Final = Begin(True, NO_TRANSFERS)
 
 
 def transfers_of(node: Node) -> tuple[Transfer, ...]:

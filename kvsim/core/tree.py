@@ -49,12 +49,11 @@ class Node:
         self.children = NO_CHILDREN
         self.tree = tree
         """The tree that the node was made for, even after it has left it."""
-        notes = tree.no_notes
-        tiers = len(notes)
-        self.state: list[int] = [ABSENT] * tiers
-        self.slots: list[Any] = [None] * tiers
-        self.pins: list[int] = [0] * tiers
-        self.children_in: list[int] = [0] * tiers
+        notes, zeros = tree.no_notes, tree.zeros
+        self.state: list[int] = zeros.copy()
+        self.slots: list[Any] = list(notes)
+        self.pins: list[int] = zeros.copy()
+        self.children_in: list[int] = zeros.copy()
         self.transfers: tuple[Carrier, ...] = ()
         """Transfers that carry this node now."""
         self.notes: Any = notes
@@ -122,7 +121,7 @@ class Node:
             stack.extend(node.children.values())
 
 
-NO_CHILDREN: dict[int, Node] = {}
+NO_CHILDREN: Final[dict[int, Node]] = {}
 """The children of every leaf; shared, never modified."""
 
 
@@ -163,6 +162,8 @@ class RadixTree:
     def __init__(self, tiers: int) -> None:
         self.no_notes: tuple[None, ...] = (None,) * tiers
         """The notes of every node without notes: shared, one entry per tier."""
+        self.zeros = [ABSENT] * tiers
+        """What the lists of a new node are copies of."""
         self.root = Node((), 0, 0, None, self, 0.0)
 
     def walk(

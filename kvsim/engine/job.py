@@ -9,7 +9,7 @@ from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
 from kvsim.engine.prefetching import Prefetch
 
-LEAP_STEPS = 64
+LEAP_STEPS: Final = 64
 """Maximum number of decode steps in one leap. A leap's pages are taken when it begins, unless the cache takes
 them late, so this bounds how early that is."""
 

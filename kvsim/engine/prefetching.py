@@ -66,7 +66,8 @@ class Prefetching:
         self.queued_s: Callable[[Edge], float] = lambda edge: 0.0
         """Returns the seconds that a link is busy with earlier reads; set by the engine."""
         self._levels = levels_listed([tier.level for tier in cache.tiers])
-        self._none_below = (0,) * (self._levels - 1)
+        self._row_on_gpu = [0] * self._levels
+        """The row of a request all of whose hits are on the GPU; only their number changes."""
         self._offer = offer
         self._policy: Any = policy
         """The same object, typed so that its answers may be anything."""
@@ -132,7 +133,8 @@ class Prefetching:
         Pages that it loads of its prefetch come from the tier that they were fetched from.
         """
         if prefetch is None and not lease.loaded_pages:
-            return lease.gpu_pages, *self._none_below
+            self._row_on_gpu[0] = lease.gpu_pages
+            return tuple(self._row_on_gpu)
         pages = lease.reused_pages(self._levels)
         if prefetch is not None:
             used = self._settle(prefetch, lease)

@@ -176,7 +176,8 @@ class CacheServer(Server):
                 growth = cache.grow([(lease, pages)], now)
                 if growth.has_room:
                     held_pages += pages
-                    transfers = transfers + growth.transfers
+                    if growth.transfers:
+                        transfers = transfers + growth.transfers
                     if lease.reserved_pages:
                         transfers = self._claim(lease, transfers, now)
                     break

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 
 from kvsim.core.answers import whole_number
 from kvsim.core.pool import UNLIMITED
@@ -17,7 +17,7 @@ from kvsim.core.tree import READY, Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.ranks import check_rank, check_risen, name, refuse_order
 
-DEPTH = 1e9
+DEPTH: Final = 1e9
 """Weight of one page of depth in an entry's place; exceeds the number of entries. Exact up to 9 million pages per prompt."""
 
 
@@ -114,7 +114,8 @@ class RankedEviction(EvictionPolicy):
             self._compact()
 
     def _enter(self, rank: Any, place: float, node: Node) -> None:
-        entry, line = (rank, place, node), self.line
+        entry: Any = (rank, place, node)
+        line = self.line
         try:
             is_last = bool(line) and entry > line[-1]
             if not is_last or type(rank) is tuple:  # a bare NaN never sorts last
@@ -149,7 +150,7 @@ class RankedEviction(EvictionPolicy):
         self._offer_again()
         untaken = self._untaken
         while line or heap:
-            entry = self._next_entry()
+            entry: tuple[Any, ...] = self._next_entry()
             node: Node = entry[2]
             if node.state[tier] != READY or node.pins[tier] or node.children_in[tier] or untaken and node in untaken:
                 continue

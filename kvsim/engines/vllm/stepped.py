@@ -6,7 +6,7 @@ from typing import cast
 from kvsim.core.lease import FINISHED, FIRST, LOOK, LOST, RETRACTED, Lease
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
-from kvsim.core.serving import CLAIMED, Claim, Growth, ServedCache
+from kvsim.core.serving import CLAIMED, NO_ROOM, ROOM, Claim, Growth, ServedCache
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.engines.vllm.block_pool import BlockLease, BlockPool
@@ -87,12 +87,12 @@ class SteppedCache(ServedCache):
 
     def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
         if not self.pool.make_room(sum([pages for _, pages in needs])):
-            return Growth(False, NO_TRANSFERS)
+            return NO_ROOM
         for lease, pages in needs:
             self.pool.take(cast(BlockLease, lease), pages)
         if self._cache_output:
             self._name_answers([(cast(BlockLease, lease), pages) for lease, pages in needs if lease.request.own_path is None])
-        return Growth(True, NO_TRANSFERS)
+        return ROOM
 
     def _name_answers(self, needs: list[tuple[BlockLease, int]]) -> None:
         """Name the pages of answers that were full when each of the last ``pages`` pages of a request was taken.
