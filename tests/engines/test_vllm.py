@@ -161,7 +161,6 @@ def test_the_tree_of_both_tiers_can_be_drawn() -> None:
     [
         ("curve", "seed=1", "vLLM's rules are for kvsim replay and kvsim simulate"),
         ("replay", "tiers.disk.capacity=10GiB", "vLLM's rules have no disk tier"),
-        ("replay", "rules.cache_output=true", "cache_output is not supported by vLLM's rules with a CPU tier"),
     ],
 )
 def test_what_the_rules_do_not_know_ends_before_any_work(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import kvsim
 from kvsim.cli import main
 from kvsim.cluster.cluster import Cluster
 from kvsim.core.pool import Pool, SlotPool
@@ -343,3 +344,35 @@ def test_another_order_than_by_arrival_is_refused() -> None:
             Priority(),
             schedule=small.rules.scheduler(),
         )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_request_at_a_time_hits_what_a_replay_hits(seed: int) -> None:
+    """Conversations whose answers are in their next prompts; GPU and CPU memory for a few of them.
+
+    A replay counts a page for an answer's last token, whose KV is never computed: no answer ends with the first token of one.
+    It also keeps what a request loads until its pages have been stored, which only ARC would show.
+    """
+    random = Random(seed)
+    prompts, answers = [], []
+    chats: list[list[int]] = [[] for _ in range(8)]
+    for _ in range(90):
+        chat = random.choice(chats)
+        chat += [random.randrange(10**6) for _ in range(random.randrange(1, 40))]
+        prompts.append(list(chat))
+        answer_tokens = random.randrange(1, 12)
+        answer_tokens += (len(chat) + answer_tokens) % 4 == 1
+        answers.append([random.randrange(10**6) for _ in range(answer_tokens)])
+        chat += answers[-1]
+        if len(chat) > 120:
+            chat.clear()
+    trace = kvsim.trace_from_tokens(prompts, answers=answers, arrivals_s=[100.0 * n for n in range(len(prompts))], page_tokens=4)
+    settings = (
+        "preset=vllm_offload", "model=tiny", "tiers.gpu.capacity=45pages", "tiers.cpu.capacity=110pages",
+        "eviction@tiers.cpu.eviction=lru", "placement.k=0",
+    )  # fmt: skip
+    replayed = kvsim.replay(trace, *settings, "replay.in_flight=1")
+    simulated = kvsim.simulate(trace, *settings)
+    assert replayed.hit_pages.tolist() == simulated.hit_pages.tolist()
+    assert replayed.record["config"]["rules"]["cache_output"] is True
+    assert replayed.hit_pages[:, 0].sum() > 100 and replayed.hit_pages[:, 1].sum() > 50

@@ -48,17 +48,12 @@ class VLLMRules(Rules):
             raise ValueError(f"loop must be {' or '.join(LOOPS)}, not {self.loop}")
         check_settings(self, Whole(1), "blocks_per_chunk")
 
-    def can_cache_answers(self, command: str, tiers: Sequence[str]) -> bool:
-        return command == "simulate" or "cpu" not in tiers
-
     def check(self, command: str, tiers: Sequence[str]) -> None:
         if command not in ("replay", "simulate"):
             raise ValueError(
                 f"vLLM's rules are for kvsim replay and kvsim simulate, not for kvsim {command}: choose one of them, {OWN}"
             )
         super().check(command, tiers)
-        if self.cache_output and not self.can_cache_answers(command, tiers):
-            raise ValueError(f"cache_output is not supported by vLLM's rules with a CPU tier in a replay: set it to false, {OWN}")
         self._check_effects(command, tiers)
 
     def _check_effects(self, command: str, tiers: Sequence[str]) -> None:
