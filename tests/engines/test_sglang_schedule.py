@@ -23,12 +23,14 @@ from kvsim.engine.job import Job
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.schedule import Parts, Schedule, Step
+from kvsim.engines.sglang.queue import NodeQueue
 from kvsim.engines.sglang.rules import SGLangRules
 from kvsim.engines.sglang.schedule import NodeSchedule, NodeStep
 from kvsim.engines.sglang.stepped import SteppedNodes
 from kvsim.hardware.spec import HardwareSpec, LinearHardware
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
+from kvsim.policies.eviction.lfu import LFU
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
@@ -344,16 +346,17 @@ def test_depth_first_serves_the_heavier_branch_first(tmp_path: Path):
     assert rows[3][2] < rows[2][2] < rows[4][2]
 
 
+def tier_of(pages: int, eviction: EvictionPolicy, requests: list[Request]) -> Tier:
+    """A GPU tier of single tokens."""
+    gpu = Tier("gpu", 0, SlotPool(pages), eviction)
+    known = {"requests": requests, "model": MODEL, "hardware": HardwareSpec(**HARDWARE), "empty_cache": empty_cache}
+    eviction.bind(PolicyContext(tier=0, capacity_pages=pages, page_tokens=1, **known))
+    return gpu
+
+
 def test_a_prompt_is_rejected_that_leaves_no_room_for_its_answer(tmp_path: Path):
     requests = requests_of([line([1, 2], 2), line([3], 4)], tmp_path, BLOCK_TOKENS, 1)
-    gpu = Tier("gpu", 0, SlotPool(70), LRU())
-    gpu.eviction.bind(
-        PolicyContext(
-            tier=0, capacity_pages=70, page_tokens=1, requests=requests, model=MODEL, hardware=HardwareSpec(**HARDWARE),
-            empty_cache=empty_cache,
-        )
-    )  # fmt: skip
-    cache = SteppedNodes(gpu, 1, caches_answers=True)
+    cache = SteppedNodes(tier_of(70, LRU(), requests), 1, caches_answers=True)
     substrate = SimulatedSubstrate(MODEL, FORMULA, 1, links="fifo")
     engine = Engine(
         substrate, cache, Prefetching(cache, NoPrefetch(), Offer), EngineSettings(), FCFS(), schedule=SGLangRules().scheduler()
@@ -374,6 +377,20 @@ def test_any_eviction_policy_keeps_the_pool_right(tmp_path: Path, name: str):
         longest = max(line["input_length"] + line["output_length"] for line in lines)
         rules = SGLangRules(schedule_conservativeness=0.1)
         serve(requests, longest + 50, 1, rules, eviction=policy_of(name), most=8)
+
+
+@pytest.mark.parametrize(("eviction", "nodes"), [(LRU(), 2), (LFU(), 1)])
+def test_waiting_prompts_are_looked_up_only_if_eviction_goes_by_last_use(tmp_path: Path, eviction: EvictionPolicy, nodes: int):
+    """A look-up cuts the node of the first prompt where the second one goes on otherwise."""
+    first, second = requests_of([line([1, 2], 1), line([1, 3], 1)], tmp_path, BLOCK_TOKENS, 1)
+    cache = SteppedNodes(tier_of(200, eviction, [first, second]), 1, caches_answers=False)
+    lease = cache.nodes.serve(first, first.prompt_tokens, 0.0)
+    assert lease is not None
+    cache.nodes.finish_request(lease)
+    queue = NodeQueue(FCFS(), cache)
+    queue.push(Job(second, 0.0))
+    queue.order()
+    assert len(list(cache.tree.root.descendants())) == nodes
 
 
 # --- what cannot be -----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from kvsim.policies.scheduling.base import ARRIVAL, DEPTH, PREFIX, SchedulingPol
 
 REFRESH_ROUNDS: Final = 32
 REFRESHED: Final = 128
-"""Every so many rounds, so many requests are looked up, so that what they will find is recent
+"""Every so many rounds, so many requests are looked up, so that what they will find is recent; only with LRU
 (SGLANG_ENABLE_WAITING_PREFIX_REFRESH)."""
 MOST_SORTED: Final = 128
 """Above this many waiting requests, lpm leaves the queue as it is."""
@@ -78,7 +78,7 @@ class NodeQueue(JobQueue):
             self._jobs = self._by_depth()
         elif self._sorts_by_prefix and len(jobs) <= MOST_SORTED:
             self._sort_by_prefix()
-        else:
+        elif self._cache.gpu.eviction.orders_by_last_use():
             if self._rounds % REFRESH_ROUNDS == 0:
                 for job in reversed(jobs[:REFRESHED]):
                     self._cache.find(job.request, job.target_tokens)
