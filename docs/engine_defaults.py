@@ -69,7 +69,7 @@ def sections() -> str:
 
 def _section(name: str, engine: Engine, rows: list[Default]) -> str:
     head = f"### {name} {{ #defaults-{name} }}\n\n[`preset={name}`](presets.md#preset-{name}) and {engine.name}"
-    table = ["| kvsim | the engine's own | default | read from | |", "|---|---|---|---|---|", *map(_line, rows)]
+    table = ["| kvsim | the engine's own | default | read from | remark |", "|---|---|---|---|---|", *map(_line, rows)]
     return f"{head}, {engine.version}; files are in `{engine.folder}`.\n\n" + "\n".join(table)
 
 

@@ -1,5 +1,6 @@
 """What the page on engines' defaults says of kvsim is what kvsim builds, for every preset and every setting that it makes."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -21,7 +22,7 @@ TABLES = engine_defaults.presets()
 CONF = ROOT / "conf"
 FAMILIES = ("eviction", "placement", "prefetch", "checkpoint", "scheduling")
 """Groups whose choice is a policy."""
-NOT_OF_AN_ENGINE = ("model", "hardware", "trace", "print_tree", "rules")
+NOT_OF_AN_ENGINE = re.compile(r"(model|hardware|trace|print_tree)\b.*|rules")
 """What a preset also sets; its rules are the engine."""
 
 
@@ -136,21 +137,28 @@ def leaves(content: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}"
 
 
-def is_of_an_engine(path: Path) -> bool:
+def rules_of(path: Path) -> str:
+    """The rules that a preset chooses."""
     chosen = {key: value for entry in yaml.safe_load(path.read_text())["defaults"] for key, value in entry.items()}
-    return chosen.get("override /rules", "default") != "default"
+    return str(chosen.get("override /rules", "default"))
 
 
-PRESETS = sorted((CONF / "preset").glob("*.yaml"))
+RULES = {path.stem: rules_of(path) for path in sorted((CONF / "preset").glob("*.yaml"))}
 
 
 def test_every_preset_of_an_engine_has_a_table() -> None:
-    assert {path.stem for path in PRESETS if is_of_an_engine(path)} == set(TABLES)
+    assert {name for name, rules in RULES.items() if rules != "default"} == set(TABLES)
+
+
+@pytest.mark.parametrize("rules", sorted(set(RULES.values()) - {"default"}))
+def test_every_setting_of_an_engine_s_rules_is_in_the_table_of_a_preset(rules: str) -> None:
+    known = {f"rules.{key}" for key in yaml.safe_load((CONF / "rules" / f"{rules}.yaml").read_text()) if key != "_target_"}
+    assert known - {row.setting for name in TABLES if RULES[name] == rules for row in TABLES[name][1]} == set()
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_setting_of_a_preset_is_in_its_table(name: str) -> None:
-    made = {setting for setting in set_by(CONF / "preset" / f"{name}.yaml") if setting.split(".")[0] not in NOT_OF_AN_ENGINE}
+    made = {setting for setting in set_by(CONF / "preset" / f"{name}.yaml") if not NOT_OF_AN_ENGINE.fullmatch(setting)}
     assert made - {row.setting for row in TABLES[name][1]} == set()
 
 
