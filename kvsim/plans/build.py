@@ -102,7 +102,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
     tiers = tier_plans(config, run.page_tokens, model, cluster, gpu_memory, keys)
     disk_scope = next((tier.scope for tier in tiers if kind_of(tier.name).medium == FILE), "host")
     rules, rules_note = _rules(config, command, [tier.name for tier in tiers])
-    if not rules.has_coarse_pages and (rules_note or given(keys, "rules")):
+    if not rules.has_coarse_pages and (rules_note or "rules" in keys):
         tiers, rules_note = _in_equal_pages(config, tiers, rules_note, keys)
     validation = _validation_settings(config.get("validate"))
     plan = Plan(
