@@ -11,6 +11,7 @@ from inspect import getdoc
 from pathlib import Path
 from typing import Any
 
+import engine_defaults
 import hydra.utils
 from omegaconf import OmegaConf
 
@@ -423,6 +424,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "policies_table": policies_table,
     "traces": traces,
     "presets": presets,
+    "engine_defaults": engine_defaults.sections,
     "models_table": models_table,
     "hardware_table": hardware_table,
     "document": document,

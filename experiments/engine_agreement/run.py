@@ -119,17 +119,14 @@ PRESETS: dict[str, Callable[..., list[str]]] = {
         "preset=lightllm",
         f"tiers.gpu.capacity={gpu}pages",
         f"tiers.cpu.capacity={cpu}pages",
-        "tiers.disk.capacity=0",
-        *([f"tiers.cpu.page_tokens={int(cpu_page) * PAGE_TOKENS}"] if cpu_page else []),
+        f"tiers.cpu.page_tokens={int(cpu_page or 1) * PAGE_TOKENS}",
     ],
     rf"lightllm_tokens_(\d+)_(\d+)(?:_cpupage(\d+)tokens)?{IN_FLIGHT}": lambda gpu, cpu, cpu_page: [
         "preset=lightllm",
         *OF_TRACE,
-        "rules.cache_output=true",
         f"tiers.gpu.capacity={int(gpu) * PAGE_TOKENS}tokens",
         f"tiers.cpu.capacity={int(cpu) * PAGE_TOKENS}tokens",
         f"tiers.cpu.page_tokens={cpu_page or PAGE_TOKENS}",
-        "tiers.disk.capacity=0",
     ],
     rf"fastdeploy_(\d+)_(\d+){IN_FLIGHT}": lambda gpu, cpu: [
         "preset=fastdeploy",

@@ -102,6 +102,8 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
     tiers = tier_plans(config, run.page_tokens, model, cluster, gpu_memory, keys)
     disk_scope = next((tier.scope for tier in tiers if kind_of(tier.name).medium == FILE), "host")
     rules, rules_note = _rules(config, command, [tier.name for tier in tiers])
+    if not rules.has_coarse_pages and (rules_note or "rules" in keys):
+        tiers, rules_note = _in_equal_pages(config, tiers, rules_note, keys)
     validation = _validation_settings(config.get("validate"))
     plan = Plan(
         trace=trace,
@@ -258,6 +260,18 @@ def _rules(config: Config, command: str, tiers: list[str]) -> tuple[Rules, str]:
     if applied.engine == chosen.engine:
         return applied, ""
     return applied, f"kvsim's own: those of {chosen.engine} do not cover kvsim {command} with tiers {', '.join(tiers)}"
+
+
+def _in_equal_pages(config: Config, tiers: list[TierPlan], note: str, keys: set[str]) -> tuple[list[TierPlan], str]:
+    """Return the tiers in pages of ``page_tokens``, and the note on the rules that says so.
+
+    Larger pages of a tier that the user did not ask for belong to the engine of a preset whose rules do not apply.
+    """
+    coarse = [tier.name for tier in tiers if tier.unit_pages > 1 and not given(keys, f"tiers.{tier.name}.page_tokens")]
+    for name in coarse:
+        note = f"{note}; tiers.{name}.page_tokens={config['tiers'][name]['page_tokens']} does not apply" if note else ""
+        config["tiers"][name]["page_tokens"] = None
+    return [replace(tier, unit_pages=1) if tier.name in coarse else tier for tier in tiers], note
 
 
 def _with_stores(hardware: HardwareSpec, config: Config, tiers: list[TierPlan], disk_scope: str) -> HardwareSpec:

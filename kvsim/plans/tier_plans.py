@@ -127,11 +127,17 @@ def _divided(name: str, pages: int | None, engines: int) -> int | None:
 
 
 def _unit_pages(config: Config, name: str, page_tokens: int, capacities: dict[str, int | None], keys: set[str]) -> int:
-    """GPU pages in a page of the tier. Raises UsageError unless this is a whole number, and one such page fits."""
+    """GPU pages in a page of the tier. Raises UsageError unless this is a whole number, and one such page fits.
+
+    A preset's pages of the tier give way to larger pages of the GPU.
+    """
     key, tokens = f"tiers.{name}.page_tokens", config["tiers"].get(name, {}).get("page_tokens")
     if tokens is None:
         return 1
     if name not in capacities:
+        return 1
+    if not given(keys, key) and Whole(1).holds(tokens) and tokens < page_tokens:
+        config["tiers"][name]["page_tokens"] = None
         return 1
     if not Whole(1).holds(tokens) or tokens % page_tokens:
         raise UsageError(f"{key} must be a multiple of page_tokens={page_tokens}, not {shown(tokens)}")

@@ -2,12 +2,9 @@
 
 import csv
 import gzip
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,20 +13,7 @@ import yaml
 import kvsim
 from kvsim.cli import COMMANDS
 from kvsim.policies.eviction.slru import SegmentedLRU
-
-ROOT = Path(__file__).resolve().parents[2]
-DOCS = ROOT / "docs"
-
-
-def load(name: str) -> ModuleType:
-    """Load a module of ``docs``, which is not a package."""
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
+from tests.docs.modules import DOCS, ROOT, load
 
 examples = load("examples")
 offline = load("offline")

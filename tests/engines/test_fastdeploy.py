@@ -14,7 +14,7 @@ from kvsim.errors import UsageError
 from kvsim.plans.build import build_run
 from kvsim.plans.plan import Plan
 from kvsim.policies.placement.exclusive import Exclusive
-from kvsim.run.play import check_answers, replay
+from kvsim.run.play import check_answers, replay, with_known_answers
 from kvsim.trace.mooncake import Mooncake
 from tests.engine.small import ask, hits, seconds, small_engine
 from tests.engines.recorded import golden_rows, reference
@@ -39,10 +39,13 @@ def test_swaps_to_the_gpu_finish_before_the_request_runs() -> None:
 
 
 def test_the_preset_caches_answers_if_the_trace_knows_them() -> None:
-    built = preset("rules.cache_output=true", "trace.limit=300", "tiers.gpu.capacity=40GiB", command="simulate")
+    built = preset("trace.limit=300", "tiers.gpu.capacity=40GiB", command="simulate")
     requests = built.trace.load(built.page_tokens).requests
+    assert with_known_answers(built, requests).rules.cache_output is True
+    built = built.with_answers(True)
     check_answers(built, requests)
     requests[7].output_runs = None
+    assert with_known_answers(preset(), requests).rules.cache_output is False
     with pytest.raises(UsageError, match=r"rules.cache_output: the trace does not contain output tokens"):
         check_answers(built, requests)
 
@@ -163,10 +166,10 @@ def test_policies_that_fastdeploy_does_not_have_are_refused(override: str, messa
         replay(*conversation_plan(override))
 
 
-@pytest.mark.parametrize("setting", ["tiers.disk.capacity=1TiB", "rules.cache_output=true", "placement=write_back"])
+@pytest.mark.parametrize("setting", ["tiers.disk.capacity=1TiB", "rules.cache_output=false", "placement=write_back"])
 def test_a_simulation_uses_kvsims_own_rules_with_the_same_settings(setting: str) -> None:
     plan = preset(setting, "rules.recompute_last_token=false", command="simulate")
-    assert plan.rules == Rules(recompute_last_token=False, cache_output=setting.startswith("rules"))
+    assert plan.rules == Rules(recompute_last_token=False, cache_output=False if "output" in setting else None)
 
 
 def longest_prompt(requests: list[Request], gpu: int, *, page_tokens: int, holds_output: bool = True) -> int:

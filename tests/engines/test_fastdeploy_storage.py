@@ -175,9 +175,11 @@ def test_the_preset_takes_storage(cpu: str) -> None:
     assert hits[2] > 0 and bool(hits[1]) == (cpu != "0")
 
 
-def test_the_preset_caches_answers_if_asked_to() -> None:
-    without, cached = (play_preset(f"rules.cache_output={value}").hit_rate for value in ("false", "true"))
-    assert cached > without
+def test_the_preset_caches_answers_unless_told_not_to() -> None:
+    without, cached, by_default = (
+        play_preset(*setting).hit_rate for setting in (["rules.cache_output=false"], ["rules.cache_output=true"], [])
+    )
+    assert by_default == cached > without
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""LightLLM's multi-level cache, behaviour by behaviour, on the core with the choices of ``preset=lightllm``."""
+"""LightLLM's multi-level cache, behaviour by behaviour, on the core with the choices of ``preset=lightllm`` and a disk tier."""
 
 import hydra
 import numpy as np
@@ -28,11 +28,12 @@ from tests.engines.slow_pages import play_slowly
 from tests.workloads import make_request, pages_of
 
 PAGE = 256
+THREE_TIERS = (f"page_tokens={PAGE}", "tiers.cpu.capacity=100GiB", "tiers.disk.capacity=1000GiB")
 
 
 def preset(*overrides: str) -> Plan:
     with hydra.initialize_config_module("kvsim.conf", version_base="1.3"):
-        return build_run(hydra.compose("config", overrides=["preset=lightllm", *overrides]), command="replay")
+        return build_run(hydra.compose("config", overrides=["preset=lightllm", *THREE_TIERS, *overrides]), command="replay")
 
 
 def play(prompts: list[tuple[int, int]], capacities: tuple[int, int, int]) -> tuple[Cache, Outcome]:
@@ -162,7 +163,8 @@ def test_conversations_hit_what_the_slow_model_hits(
     chats: dict[int, list[Request]], page_tokens: int, sizes: tuple[int, int, int], in_flight: int
 ) -> None:
     tiers = [f"tiers.{name}.capacity={pages}pages" for name, pages in zip(ALWAYS, sizes, strict=True)]
-    plan = preset(f"page_tokens={page_tokens}", *tiers, f"replay.in_flight={in_flight}")
+    pages = (f"page_tokens={page_tokens}", f"tiers.cpu.page_tokens={page_tokens}")
+    plan = preset(*pages, *tiers, f"replay.in_flight={in_flight}", "rules.cache_output=false")
     rows = play_plan(plan, chats[page_tokens])
     placements = [page_rules.by_length(tokens, page_tokens) for tokens in (256, 2_048)]
     assert rows == play_slowly(plan, chats[page_tokens], placements)

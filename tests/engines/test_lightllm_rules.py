@@ -248,17 +248,25 @@ def test_an_answer_is_kept_without_its_last_token_and_its_slots_are_not_taken_ei
     assert [node.runs for node in cache.cache.tree.root.descendants()] == [((0, 2), (5, 4))]
 
 
-def test_unique_answers_take_room_and_are_never_hit(tmp_path: Path) -> None:
-    lines = [
-        {"timestamp": 0, "input_length": 20, "output_length": 13, "hash_ids": [1, 2, 3]},
-        {"timestamp": 1, "input_length": 20, "output_length": 1, "hash_ids": [1, 2, 3]},
-        {"timestamp": 2, "input_length": 40, "output_length": 1, "hash_ids": [1, 2, 3, 4, 5]},
-    ]
-    path = tmp_path / "trace.jsonl"
-    path.write_text("\n".join(map(json.dumps, lines)))
+LINES = [
+    {"timestamp": 0, "input_length": 20, "output_length": 13, "hash_ids": [1, 2, 3]},
+    {"timestamp": 1, "input_length": 20, "output_length": 1, "hash_ids": [1, 2, 3]},
+    {"timestamp": 2, "input_length": 40, "output_length": 1, "hash_ids": [1, 2, 3, 4, 5]},
+]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A trace of three requests, whose second one repeats the prompt of the first."""
+    file = tmp_path / "trace.jsonl"
+    file.write_text("\n".join(map(json.dumps, LINES)))
+    return file
+
+
+def test_unique_answers_take_room_and_are_never_hit(path: Path) -> None:
     for page_tokens, answers, hits in ((8, "none", [0, 2, 2]), (8, "unique", [0, 2, 2]), (1, "unique", [0, 16, 16])):
         trace = load_trace("mooncake", path=path, block_tokens=8, answers=answers, page_tokens=page_tokens)
-        outcome = replay(trace, *PRESET, f"rules.cache_output={answers == 'unique'}").outcome
+        outcome = replay(trace, "preset=lightllm", f"rules.cache_output={answers == 'unique'}").outcome
         assert outcome.hit_pages[:, 0].tolist() == hits
         stored = {("none", 8): 5, ("unique", 8): 4 + 3, ("unique", 1): 32 + 4 + 24}[answers, page_tokens]
         assert outcome.tiers["gpu"].inserted_pages == stored
@@ -266,7 +274,8 @@ def test_unique_answers_take_room_and_are_never_hit(tmp_path: Path) -> None:
 
 # --- settings --------------------------------------------------------------------------------------------------------------
 
-PRESET = ("preset=lightllm", "tiers.cpu.capacity=0", "tiers.disk.capacity=0")
+TWO_TIERS = "tiers.cpu.capacity=100GiB"
+THREE_TIERS = (TWO_TIERS, "tiers.disk.capacity=1000GiB")
 
 
 def plan(*overrides: str, command: str = "replay") -> Plan:
@@ -275,20 +284,55 @@ def plan(*overrides: str, command: str = "replay") -> Plan:
     return build_run(cfg, command=command, overrides=overrides)
 
 
+def test_the_preset_is_the_engine_as_it_starts() -> None:
+    """Single tokens on the GPU, no CPU cache, no disk, and answers where the trace has them; the CPU cache has larger pages."""
+    built = plan()
+    assert (built.page_tokens, [tier.name for tier in built.tiers], built.rules) == (1, ["gpu"], LightLLMRules(cache_output=None))
+    assert [(tier.name, tier.unit_pages) for tier in plan(TWO_TIERS).tiers] == [("gpu", 1), ("cpu", 256)]
+
+
+def test_answers_are_cached_if_the_trace_has_their_tokens(path: Path) -> None:
+    """At the end, the tree has the first answer but for its last token; the tails of prompts are not among the trace's pages."""
+    known, unknown = (load_trace("mooncake", path=path, block_tokens=8, answers=one, page_tokens=1) for one in ("unique", "none"))
+    for trace, settings, inserted in (
+        (known, (), 32 + 4 + 24),
+        (known, ("rules.cache_output=false",), 40),
+        (known, ("replay.hold_output=false",), 40),
+        (unknown, (), 40),
+    ):
+        result = replay(trace, "preset=lightllm", *settings)
+        assert result.outcome.tiers["gpu"].inserted_pages == inserted
+        assert result.record["config"]["rules"]["cache_output"] is (inserted == 60)
+
+
 def test_the_rules_are_for_replay_without_a_disk() -> None:
-    built = plan("tiers.disk.capacity=0")
+    built = plan(TWO_TIERS)
     assert isinstance(built.rules.server(build_setup(built, build_tiers(built), [])), LightLLMCache)
-    assert plan().rules == plan("tiers.disk.capacity=0", command="simulate").rules == Rules()
+    assert plan(*THREE_TIERS).rules == plan(command="simulate").rules == Rules(cache_output=None)
 
 
-@pytest.mark.parametrize("capacity", ["0", "1000GiB"])
-def test_elsewhere_the_same_policies_run_by_kvsim_s_own_rules(capacity: str) -> None:
-    built = plan("trace.limit=50", f"tiers.disk.capacity={capacity}", command="simulate")
+def test_a_line_says_that_kvsim_s_own_rules_have_no_larger_cpu_pages() -> None:
+    for built in (plan(*THREE_TIERS), plan(TWO_TIERS, command="simulate")):
+        names = [tier.name for tier in built.tiers]
+        command = "replay" if "disk" in names else "simulate"
+        assert built.rules_note == (
+            f"kvsim's own: those of LightLLM do not cover kvsim {command} with tiers {', '.join(names)}; "
+            "tiers.cpu.page_tokens=256 does not apply"
+        )
+        assert {tier.unit_pages for tier in built.tiers} == {1}
+        assert built.config["tiers"]["cpu"]["page_tokens"] is None
+    chosen = plan(TWO_TIERS, "rules=default")
+    assert [tier.unit_pages for tier in chosen.tiers] == [1, 1] and not chosen.rules_note
+
+
+@pytest.mark.parametrize("tiers", [(TWO_TIERS,), THREE_TIERS])
+def test_elsewhere_the_same_policies_run_by_kvsim_s_own_rules(tiers: tuple[str, ...]) -> None:
+    built = plan("trace.limit=50", *tiers, command="simulate")
     requests = built.trace.load(built.page_tokens).requests
     requests[0].persistent = True
     hits = simulate(built, requests).hit_pages.tolist()
-    by_default = plan("trace.limit=50", f"tiers.disk.capacity={capacity}", command="simulate")
-    assert hits == simulate(replace(by_default, rules=Rules()), requests).hit_pages.tolist()
+    by_default = plan("trace.limit=50", *tiers, "rules=default", "rules.cache_output=true", command="simulate")
+    assert hits == simulate(by_default, requests).hit_pages.tolist()
 
 
 @pytest.mark.parametrize(
@@ -327,15 +371,22 @@ def test_elsewhere_the_same_policies_run_by_kvsim_s_own_rules(capacity: str) -> 
     ],
 )
 def test_what_the_rules_do_not_support_is_an_error(overrides: list[str], command: str, words: str) -> None:
-    disk = [] if any("disk" in override for override in overrides) else ["tiers.disk.capacity=0"]
     with pytest.raises(UsageError) as error:
-        run_plan(plan(*disk, *overrides, command=command), [])
+        run_plan(plan("page_tokens=256", TWO_TIERS, *overrides, command=command), [])
     assert str(error.value).startswith(words)
 
 
 def test_equal_page_sizes_are_fine_with_any_rules() -> None:
-    built = plan("tiers.disk.capacity=0", "tiers.cpu.page_tokens=256", "rules=default")
+    built = plan("page_tokens=256", TWO_TIERS, "tiers.cpu.page_tokens=256", "rules=default")
     assert [tier.unit_pages for tier in built.tiers] == [1, 1]
+
+
+def test_the_preset_s_cpu_pages_are_never_smaller_than_those_of_the_gpu() -> None:
+    built = plan("page_tokens=512", TWO_TIERS)
+    assert [tier.unit_pages for tier in built.tiers] == [1, 1] and built.config["tiers"]["cpu"]["page_tokens"] is None
+    assert [tier.unit_pages for tier in plan("page_tokens=64", TWO_TIERS).tiers] == [1, 4]
+    with pytest.raises(UsageError, match="tiers.cpu.page_tokens must be a multiple of page_tokens=512, not 256"):
+        plan("page_tokens=512", TWO_TIERS, "tiers.cpu.page_tokens=256")
 
 
 # --- slower models, real traces, recorded hits -----------------------------------------------------------------------------
@@ -426,5 +477,5 @@ def test_single_tokens_on_the_gpu_hit_what_the_engine_hit(shared: Path, limit: i
     rows = golden_rows(shared, "conv.lightllm_tokens_6000_12000_cpupage256tokens", limit)
     trace = load_trace("mooncake", path=shared / TRACE, limit=limit, answers="unique", page_tokens=1)
     sizes = (f"tiers.gpu.capacity={6_000 * 512}tokens", f"tiers.cpu.capacity={12_000 * 512}tokens", "tiers.cpu.page_tokens=256")
-    outcome = replay(trace, "preset=lightllm", "rules.cache_output=true", "tiers.disk.capacity=0", *sizes).outcome
+    outcome = replay(trace, "preset=lightllm", *sizes).outcome
     assert rows_of(outcome) == rows
