@@ -105,7 +105,7 @@ class LightLLMCache(Server):
     def finish_request(self, lease: RunningLease) -> None:
         """End a request whose answer is complete: store its prompt, insert what it computed, and free the rest."""
         self.begin_store(lease)
-        self.end_store(lease, count_pages(lease.stored.copied))
+        self.end_store(lease)
         self.end_request(lease, self.residency.now)
 
     def reset(self) -> None:
@@ -217,9 +217,7 @@ class LightLLMCache(Server):
         store = self.store
         if store is None or request.index in self.waiting:
             return
-        found = store.find(store.named(self.path_of(request), self.usable_pages(request)))
-        store.hold(found)
-        self.waiting[request.index] = found
+        self.waiting[request.index] = store.find(store.named(self.path_of(request), self.usable_pages(request)))
 
     def pages_beyond(self, request: Request, hit_pages: int) -> int:
         """Return how many pages beyond the GPU's hit a request that waits has found on the CPU."""
@@ -254,10 +252,10 @@ class LightLLMCache(Server):
         self.counts.no_room_pages = store.no_room_pages
         return stored
 
-    def end_store(self, lease: RunningLease, pages: int) -> None:
-        """Let others find what a request has stored, the first ``pages`` CPU pages of what is copied, and give it back."""
+    def end_store(self, lease: RunningLease, *, is_copied: bool = True) -> None:
+        """Give back what a request has stored; others can find it from now on if it has been copied."""
         if self.store is not None and lease.epoch == self.residency.epoch:
-            self.store.end_store(lease.stored, pages)
+            self.store.give_back(lease.stored.held, are_ready=is_copied)
         lease.stored = NOT_STORED
 
 

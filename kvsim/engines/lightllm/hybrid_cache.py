@@ -104,8 +104,7 @@ class LightLLMHybridCache(LightLLMCache):
         held: HybridLease = lease
         pool, request = self.gpu.pool, held.request
         if self.store is not None:
-            stored = self.hold_prompt(request, held.node)
-            self.store.end_store(stored, count_pages(stored.copied))
+            self.store.give_back(self.hold_prompt(request, held.node).held, are_ready=True)
         self.residency.notices.finish(request, held.node, self.residency.now)
         self._running.remove(held)
         self.running_pages -= held.pages

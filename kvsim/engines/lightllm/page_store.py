@@ -26,11 +26,11 @@ MISSING: Final[Holding] = (0, False)
 class PageStore:
     """The CPU tier. Pages have no parents. A prompt gives its pages back from page 0 on, so it is lost from its front.
 
-    find    the leading pages that are ready; whoever holds them keeps them from being evicted
+    find    the leading pages that are ready, which are then held
     store   page by page from page 0: a stored page is held, and a missing one replaces the oldest page that nobody holds,
             perhaps a later page of the same prompt; without one, this page and all after it are not stored. What is not ready
             is copied, even if another request copies it too
-    idle    stored pages that nobody holds can be evicted, those given back longest ago first
+    evict   pages that nobody holds, those given back longest ago first
 
     A page is ``tier.unit_pages`` pages of the GPU. In these methods, it is identified by the last of them (``named``).
     """
@@ -40,10 +40,9 @@ class PageStore:
         self.tier = tier
         self.no_room_pages = 0
         """GPU pages that were not stored because every page was held."""
-        self._idle = ExtentOrder()
-        """Ready pages that nobody holds, oldest first."""
-        self._taken = ExtentOrder()
-        """Pages that are held, each with its ``Holding``."""
+        self._pages = ExtentOrder()
+        """Stored pages, each with its ``Holding``; those that nobody holds in the order in which they leave."""
+        self._held_pages = 0
         self._slots = tier.store(0)
         """Slots of all stored pages together."""
 
@@ -56,41 +55,37 @@ class PageStore:
     # --- look-ups ------------------------------------------------------------------------------------------------------------
 
     def find(self, extents: tuple[Extent, ...]) -> tuple[Extent, ...]:
-        """Return the leading pages that are ready."""
-        if not self._taken.pages:
-            return split_extents(extents, self._idle.leading_pages(extents))[0]
-        found = 0
-        for (_, pages), holding in self._pieces(extents):
+        """Return the leading pages that are ready, held from now on until they are given back."""
+        found = list[Extent]()
+        for extent, holding in self._pieces(extents):
             if not holding[1]:
                 break
-            found += pages
-        return split_extents(extents, found)[0]
-
-    def hold(self, found: tuple[Extent, ...]) -> None:
-        """Keep the pages of a look-up from being evicted until they are given back."""
-        for extent, holding in self._pieces(found):
             self._hold(extent, holding)
+            found.append(extent)
+        return tuple(found)
 
-    def give_back(self, held: Iterable[Extent]) -> None:
-        """Give back pages: those that nobody else holds become the most recent, page 0 the oldest of them, if they are ready.
+    def give_back(self, held: Iterable[Extent], *, are_ready: bool = False) -> None:
+        """Give back pages. With ``are_ready``, all of them are from now on: what was missing has been copied.
 
-        A page that is not ready, since its copy has failed, is dropped.
+        Those that nobody else holds become the most recent, page 0 the oldest of them; one that is not ready is dropped.
         """
-        for extent, (holders, is_ready) in self._taken.pieces(held):
+        for extent, (holders, is_ready) in self._pages.pieces(held):
+            is_ready |= are_ready
             if holders > 1:
-                self._taken.append((extent,), value=(holders - 1, is_ready))
+                self._pages.mark((extent,), (holders - 1, is_ready))
                 continue
-            self._taken.remove((extent,))
+            self._held_pages -= extent[1]
             if is_ready:
-                self._idle.append((extent,), tail_first=False)
+                self._pages.append((extent,), tail_first=False, value=IDLE)
             else:
+                self._pages.remove((extent,))
                 self._drop(extent[1])
 
     # --- stores --------------------------------------------------------------------------------------------------------------
 
     def store(self, extents: tuple[Extent, ...]) -> Stored:
         """Hold as many leading pages of a prompt as fit, those that are missing in slots of their own."""
-        idle, unit, pool = self._idle, self.tier.unit_pages, self.tier.pool
+        unit, pool = self.tier.unit_pages, self.tier.pool
         held, copied = list[Extent](), list[Extent]()
         at, pieces = 0, self._pieces(extents)
         while at < len(pieces):
@@ -100,12 +95,11 @@ class PageStore:
             fitting = pages
             if holding == MISSING:
                 free = pool.free // unit
-                fitting = min(pages, free + idle.pages)
+                fitting = min(pages, free + self.idle_pages)
                 if fitting > free:
                     self._evict(fitting - free)
                     at, pieces = 0, self._pieces([later for later, _ in pieces[at:]])
                 extent = start, fitting
-                self._slots = pool.join(self._slots, self.tier.store(fitting * unit))
             if fitting:
                 self._hold(extent, holding)
                 held.append(extent)
@@ -116,43 +110,49 @@ class PageStore:
                 break
         return Stored(tuple(held), tuple(copied))
 
-    def end_store(self, stored: Stored, pages: int) -> None:
-        """End a store of which the first ``pages`` pages to copy have been copied: others can find them from now on."""
-        for extent, (holders, is_ready) in self._taken.pieces(split_extents(stored.copied, pages)[0]):
-            if not is_ready:
-                self._taken.append((extent,), value=(holders, True))
-        self.give_back(stored.held)
-
     def clear(self) -> None:
         """Drop every page, held or not. What look-ups and stores hold is not to be given back any more."""
-        self._idle, self._taken = ExtentOrder(), ExtentOrder()
+        self._pages, self._held_pages = ExtentOrder(), 0
         self.tier.drop(self._slots)
         self._slots = self.tier.store(0)
 
     # --- pages ---------------------------------------------------------------------------------------------------------------
 
+    @property
+    def idle_pages(self) -> int:
+        """Number of stored pages that nobody holds."""
+        return self._pages.pages - self._held_pages
+
+    def idle(self) -> list[Extent]:
+        """Return the pages that nobody holds, the next to leave first."""
+        return [extent for extent, _, (holders, _) in self._pages.oldest_first() if not holders]
+
     def _pieces(self, extents: Iterable[Extent]) -> list[tuple[Extent, Holding]]:
-        """Cut a path into pieces that are held alike; idle pages are held by none and ready."""
-        pieces: list[tuple[Extent, Holding]] = []
-        for extent, is_idle in self._idle.pieces(extents):
-            if is_idle is not None:
-                pieces.append((extent, IDLE))
-            elif self._taken.pages:
-                pieces += [(part, holding or MISSING) for part, holding in self._taken.pieces((extent,))]
-            else:
-                pieces.append((extent, MISSING))
-        return pieces
+        """Cut a path into pieces that are held alike."""
+        return [(extent, holding or MISSING) for extent, holding in self._pages.pieces(extents)]
 
     def _hold(self, extent: Extent, holding: Holding) -> None:
-        """Hold pages once more."""
+        """Hold pages once more; those that are missing get slots, which are free."""
         holders, is_ready = holding
-        if holding == IDLE:
-            self._idle.remove((extent,))
-        self._taken.append((extent,), tail_first=False, value=(holders + 1, is_ready))
+        if not holders:
+            self._held_pages += extent[1]
+        if holding == MISSING:
+            self._slots = self.tier.pool.join(self._slots, self.tier.store(extent[1] * self.tier.unit_pages))
+            self._pages.append((extent,), tail_first=False, value=(1, False))
+        else:
+            self._pages.mark((extent,), (holders + 1, is_ready))
 
     def _evict(self, pages: int) -> None:
-        self._idle.pop_oldest(pages)
+        """Evict the oldest pages that nobody holds; the caller has checked that there are as many."""
         self._drop(pages)
+        while pages:
+            extent, _, holding = next(self._pages.oldest_first())
+            if holding[0]:
+                self._pages.append((extent,), tail_first=False, value=holding)
+            else:
+                leaving = min(pages, extent[1])
+                self._pages.pop_oldest(leaving)
+                pages -= leaving
 
     def _drop(self, pages: int) -> None:
         """Free the slots of pages that are not stored any more."""
@@ -166,10 +166,10 @@ class PageStore:
             for start, pages in extents:
                 for page in range(start, start + pages):
                     held[page] = held.get(page, 0) + 1
-        for extent, _, (holders, _) in self._taken.oldest_first():
+        for extent, _, (holders, is_ready) in self._pages.oldest_first():
+            assert holders or is_ready, f"the CPU keeps {extent}, which is not ready"
             for page in range(extent[0], extent[0] + extent[1]):
                 assert held.pop(page, 0) == holders, f"page {page} of the CPU is held by {holders}"
-                assert page not in self._idle, f"page {page} of the CPU is held and idle"
         assert not held, f"pages {list(held)} of the CPU are held and not stored"
-        stored, pool = (self._idle.pages + self._taken.pages) * self.tier.unit_pages, self.tier.pool
+        stored, pool = self._pages.pages * self.tier.unit_pages, self.tier.pool
         assert pool.capacity - pool.free == stored == pool.count(self._slots) == self.tier.held_pages, "slots of the CPU are lost"

@@ -104,15 +104,6 @@ class SteppedRadix(ServedCache):
         self.copies[lease.load] = lease
         return Load([lease.load], [lease.load], 0)
 
-    def shorten(self, lease: RunningLease, load: Transfer) -> int:
-        """Shorten what a request reuses to the CPU pages that have arrived as a whole. Returns the pages lost."""
-        unit = self.tiers[1].unit_pages
-        arrived = lease.gpu_pages // unit + load.arrived_pages // unit
-        lost = lease.loaded_pages - max(0, arrived * unit - lease.gpu_pages)
-        lease.loaded_pages -= lost
-        self.nodes.counts.loaded_pages -= lost
-        return lost
-
     def insert(self, lease: Lease, now: float) -> list[Transfer]:
         """Do nothing: prompts enter the tree with their answers."""
         return NO_TRANSFERS
@@ -131,7 +122,7 @@ class SteppedRadix(ServedCache):
             self.copies[store] = held
             transfers = [store]
         else:
-            self.nodes.end_store(held, 0)
+            self.nodes.end_store(held)
             self.nodes.end_request(held, now)
         for watch in self.watches:
             watch.released(lease, FINISHED)
@@ -141,7 +132,7 @@ class SteppedRadix(ServedCache):
         """Let the end of a load or a store take effect."""
         lease = self.copies.pop(copy)
         if copy.goes_down:
-            self.nodes.end_store(lease, copy.arrived_pages // copy.target.unit_pages)
+            self.nodes.end_store(lease, is_copied=copy.arrived_pages == copy.pages)
             self.nodes.end_request(lease, now)
         else:
             self.nodes.end_load(lease)
@@ -190,10 +181,8 @@ class PageLower(PlainLower):
         self._cache = cache
 
     def load(self, lease: Lease, now: float, short: Transfer | None = None) -> Load:
-        held = cast(RunningLease, lease)
-        if short is not None:
-            return Load(NO_TRANSFERS, NO_TRANSFERS, self._cache.shorten(held, short))
-        return self._cache.begin_load(held)
+        assert short is None, "a load that its engine survives brings everything"
+        return self._cache.begin_load(cast(RunningLease, lease))
 
     def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
         super().abort(transfer, pages_arrived, now)
