@@ -2,7 +2,6 @@
 
 from kvsim.core.lease import Lease
 from kvsim.core.serving import Fetch, Load, Lower
-from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import Edge, Tier
 from kvsim.core.transfer import NO_TRANSFERS, RUN, Begin, Transfer
 from kvsim.core.tree import Node, RadixTree
@@ -15,7 +14,6 @@ def copy_of_pages(edge: Edge, pages: int, tree: RadixTree, *, goes_down: bool) -
     return Transfer(edge, [Node((), pages, 0, None, tree, 0.0)], goes_down=goes_down)
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class PlainLower(Lower):
     """Copies of whole pages between one GPU tier and what lies below. Their slots are taken before they begin."""
 

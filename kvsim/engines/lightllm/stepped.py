@@ -1,7 +1,7 @@
 """LightLLM's caches as an engine in time calls them: answers end before their pages can be found, and copies take time."""
 
 from math import inf
-from typing import Any, cast
+from typing import cast
 
 from kvsim.core.lease import FINISHED, FIRST, LOOK, LOST, Lease
 from kvsim.core.plain_lower import PlainLower, copy_of_pages
@@ -30,6 +30,7 @@ class SteppedRadix(ServedCache):
         self.takes_pages_late, self.pauses_after_retraction = False, True
         self.nodes = LightLLMCache(tiers, edges, rules, page_tokens)
         self.residency = self.nodes.residency
+        self.nodes.counts = self.residency.counts
         self.watches = []
         self.gpu = tiers[0]
         self.tiers = tiers
@@ -39,10 +40,6 @@ class SteppedRadix(ServedCache):
         """Loads and stores under way, and whose they are."""
         self.lower = PageLower(self) if edges else None
         self._edges = edges
-
-    @property
-    def counts(self) -> Any:
-        return self.nodes.counts
 
     # --- look-ups ------------------------------------------------------------------------------------------------------------
 
