@@ -44,6 +44,7 @@ class SteppedRadix(ServedCache):
     # --- look-ups ------------------------------------------------------------------------------------------------------------
 
     def arrives(self, request: Request, now: float) -> None:
+        """Look a request up on the CPU, unless it is to be rejected."""
         if self._needed(request) < self.gpu.pool.capacity:
             self.nodes.look_up(request)
 
