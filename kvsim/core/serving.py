@@ -190,6 +190,12 @@ class ServedCache(Reported):
             else:
                 watch.refused(lease)
 
+    def arrives(self, request: Request, now: float) -> None:
+        """Take note that a request begins to wait; it is matched when its turn comes.
+
+        A hook of caches that look requests up as soon as they arrive, and hold what they find.
+        """
+
     @abstractmethod
     def match(self, request: Request, gpu: Tier | None = None, why: int = FIRST, tokens: int = 0) -> Lease:
         """Find the longest prefix that a request can reuse on a GPU tier, by default the first.

@@ -41,6 +41,7 @@ class WaitingRequests:
 
     def start(self, job: Job) -> None:
         """Start a request's prefetch, if it gets one, or queue it."""
+        self.cache.arrives(job.request, self.env.now)
         if self._can_fetch:
             self._prefetch(job)
         if job.prefetch is None:

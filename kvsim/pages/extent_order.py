@@ -155,6 +155,12 @@ class ExtentOrder:
             else:
                 last.stop = stop
 
+    def mark(self, extents: Iterable[Extent], value: Any) -> None:
+        """Give the path's pages that are present this value (not None), where they are in the order."""
+        for start, pages in extents:
+            for segment in self._cut_out(start, pages):
+                segment.value = value
+
     def may_hold(self, extents: Collection[Extent]) -> bool:
         """Whether pages of the path may be present: False if all have higher ids than any page ever added."""
         return bool(extents) and min(extents)[0] < self._upto

@@ -151,8 +151,8 @@ class LruOffload(OffloadOrder):
             left: Placed = []
             while chunks and pages > 0:
                 run, place = chunks.pop()
-                for part, is_here in reversed([(part, other == number) for part, other in self._numbers.pieces((run,))]):
-                    for piece, is_kept in reversed(kept.pieces((part,))) if is_here else ():
+                for part, other in self._numbers.pieces((run,))[::-1]:
+                    for piece, is_kept in kept.pieces((part,))[::-1] if other == number else ():
                         taken = 0 if is_kept else min(pages, piece[1])
                         pages -= taken
                         self._numbers.remove(((piece[0] + piece[1] - taken, taken),) if taken else ())

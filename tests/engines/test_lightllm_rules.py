@@ -69,9 +69,7 @@ def check(cache: LightLLMCache, running: Iterable[RunningLease]) -> None:
         assert node.children_in[0] == len(node.children)
         assert node is cache.tree.root or node.state[0] == READY
     if cache.store is not None:
-        pool, store = cache.store.tier.pool, cache.store
-        stored = (store._idle.pages + store._taken.pages) * store.tier.unit_pages
-        assert pool.capacity - pool.free == stored == len(store._slots) == store.tier.held_pages
+        cache.store.check(cache.waiting.values())
 
 
 def rows_of(outcome: Outcome) -> list[Row]:
@@ -128,7 +126,7 @@ class Small:
         """The letters on the CPU, the next to leave first; for CPU pages of one token."""
         store = self.cache.store
         assert store is not None
-        return self.words.text(extent for extent, _, _ in store._idle.oldest_first())
+        return self.words.text(store.idle())
 
 
 # --- the GPU ---------------------------------------------------------------------------------------------------------------
@@ -230,7 +228,7 @@ def test_a_page_of_the_cpu_may_be_several_of_the_gpu() -> None:
     cache.use("abcde")
     store = cache.cache.store
     assert store is not None
-    assert (store._idle.pages, store.tier.pool.free) == (2, 5), "ab and cd; e is no whole page"
+    assert (store.idle_pages, store.tier.pool.free) == (2, 5), "ab and cd; e is no whole page"
     cache.use("pqrstuvwxyz", tail=0)
     assert store.tier.pool.free == 1, "4 pages of the CPU fit"
     assert cache.cache.counts.no_room_pages == 2
@@ -305,18 +303,18 @@ def test_answers_are_cached_if_the_trace_has_their_tokens(path: Path) -> None:
         assert result.record["config"]["rules"]["cache_output"] is (inserted == 60)
 
 
-def test_the_rules_are_for_replay_without_a_disk() -> None:
+def test_the_rules_are_for_replay_and_simulate_without_a_disk() -> None:
     built = plan(TWO_TIERS)
     assert isinstance(built.rules.server(build_setup(built, build_tiers(built), [])), LightLLMCache)
-    assert plan(*THREE_TIERS).rules == plan(command="simulate").rules == Rules(cache_output=None)
+    assert built.rules == plan(command="simulate").rules == plan(TWO_TIERS, command="simulate").rules
+    assert plan(*THREE_TIERS).rules == plan(*THREE_TIERS, command="simulate").rules == Rules(cache_output=None)
 
 
 def test_a_line_says_that_kvsim_s_own_rules_have_no_larger_cpu_pages() -> None:
-    for built in (plan(*THREE_TIERS), plan(TWO_TIERS, command="simulate")):
-        names = [tier.name for tier in built.tiers]
-        command = "replay" if "disk" in names else "simulate"
+    for command in ("replay", "simulate"):
+        built = plan(*THREE_TIERS, command=command)
         assert built.rules_note == (
-            f"kvsim's own: those of LightLLM do not cover kvsim {command} with tiers {', '.join(names)}; "
+            f"kvsim's own: those of LightLLM do not cover kvsim {command} with tiers gpu, cpu, disk; "
             "tiers.cpu.page_tokens=256 does not apply"
         )
         assert {tier.unit_pages for tier in built.tiers} == {1}
@@ -325,13 +323,12 @@ def test_a_line_says_that_kvsim_s_own_rules_have_no_larger_cpu_pages() -> None:
     assert [tier.unit_pages for tier in chosen.tiers] == [1, 1] and not chosen.rules_note
 
 
-@pytest.mark.parametrize("tiers", [(TWO_TIERS,), THREE_TIERS])
-def test_elsewhere_the_same_policies_run_by_kvsim_s_own_rules(tiers: tuple[str, ...]) -> None:
-    built = plan("trace.limit=50", *tiers, command="simulate")
+def test_elsewhere_the_same_policies_run_by_kvsim_s_own_rules() -> None:
+    built = plan("trace.limit=50", *THREE_TIERS, command="simulate")
     requests = built.trace.load(built.page_tokens).requests
     requests[0].persistent = True
     hits = simulate(built, requests).hit_pages.tolist()
-    by_default = plan("trace.limit=50", *tiers, "rules=default", "rules.cache_output=true", command="simulate")
+    by_default = plan("trace.limit=50", *THREE_TIERS, "rules=default", "rules.cache_output=true", command="simulate")
     assert hits == simulate(by_default, requests).hit_pages.tolist()
 
 
@@ -361,12 +358,21 @@ def test_elsewhere_the_same_policies_run_by_kvsim_s_own_rules(tiers: tuple[str, 
             "replay",
             "tiers.cpu.page_tokens has no effect without that tier: set tiers.cpu.capacity",
         ),
-        (["tiers.cpu.page_tokens=512", "rules=sglang"], "replay", "tiers.cpu.page_tokens: larger CPU pages work only in"),
-        (["tiers.cpu.page_tokens=512"], "simulate", "tiers.cpu.page_tokens: larger CPU pages work only in kvsim replay"),
+        (["tiers.cpu.page_tokens=512", "rules=sglang"], "replay", "tiers.cpu.page_tokens: larger CPU pages work only with"),
         (
             ["tiers.cpu.page_tokens=512", "tiers.disk.capacity=1TiB"],
             "replay",
-            "tiers.cpu.page_tokens: larger CPU pages work only in kvsim replay with rules=lightllm and without a disk tier",
+            "tiers.cpu.page_tokens: larger CPU pages work only with rules=lightllm, in kvsim replay or simulate, without a disk",
+        ),
+        (
+            ["tiers.cpu.page_tokens=512", "tiers.disk.capacity=1TiB"],
+            "simulate",
+            "tiers.cpu.page_tokens: larger CPU pages work only with rules=lightllm",
+        ),
+        (
+            ["substrate=hardware", "tiers.cpu.capacity=1GiB"],
+            "simulate",
+            "rules: those of LightLLM have no real memory: set rules=default or substrate=simulated",
         ),
     ],
 )

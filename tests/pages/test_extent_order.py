@@ -40,7 +40,7 @@ def test_it_is_an_ordered_dict_of_pages(data: st.DataObject) -> None:
     extents, plain = ExtentOrder(), OrderedDict[int, int]()
     others, plain_others = ExtentOrder(), OrderedDict[int, int]()
     for step in range(1, data.draw(st.integers(1, 25)) + 1):
-        action = data.draw(st.sampled_from(["append", "touch", "remove", "pop", "move"]))
+        action = data.draw(st.sampled_from(["append", "touch", "mark", "remove", "pop", "move"]))
         path = data.draw(paths())
         tail_first = data.draw(st.booleans())
         pages = pages_of(path)[::-1] if tail_first else pages_of(path)
@@ -54,6 +54,9 @@ def test_it_is_an_ordered_dict_of_pages(data: st.DataObject) -> None:
             assert extents.touch(path, tail_first=tail_first) == len(here)
             for page in here:
                 plain.move_to_end(page)
+        elif action == "mark":
+            extents.mark(path, step // 3)
+            plain.update({page: step // 3 for page in pages if page in plain})
         elif action == "remove":
             assert extents.remove(path) == len([plain.pop(page) for page in pages if page in plain])
         elif action == "move":

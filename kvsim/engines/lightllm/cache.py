@@ -1,16 +1,17 @@
 """LightLLM's cache: a radix tree on the GPU, and below it a CPU cache of single pages."""
 
 from dataclasses import dataclass
-from typing import Any
 
+from kvsim.core.lease import FIRST, Lease
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.rules import Rules
 from kvsim.core.serving import NEVER_FITS, Server
 from kvsim.core.tier import GPU, Edge, Tier
+from kvsim.core.transfer import Transfer
 from kvsim.core.tree import Node, RadixTree
 from kvsim.core.victims import check_enough, victim, victims
-from kvsim.engines.lightllm.page_store import PageStore
+from kvsim.engines.lightllm.page_store import NOT_STORED, PageStore, Stored
 from kvsim.pages.extents import Extent, count_pages, join_extents
 
 
@@ -23,39 +24,46 @@ class LightLLMCounts:
     written_pages: int = 0
     """Stored in CPU memory."""
     no_room_pages: int = 0
-    """Not stored, because the prompt itself or a waiting look-up had every page."""
+    """Not stored, because the prompt itself or other requests held every page."""
     dropped_pages: int = 0
     """Evicted from the GPU, whether or not the CPU has them."""
 
 
-class RunningLease:
-    """What a running request holds: the pinned path that it found, and slots for all other pages."""
+class RunningLease(Lease):
+    """What a running request holds: the pinned path that it found, and slots for all other pages.
 
-    __slots__ = ("computed", "hits", "node", "pages", "request", "slots")
+    ``rest`` are the page ids after those found on the GPU, of all pages that enter the tree when the request finishes.
+    """
 
-    def __init__(
-        self, request: Request, node: Node, computed: tuple[Extent, ...], pages: int, slots: Any, hits: tuple[int, int, int]
-    ) -> None:
-        self.request = request
-        self.node = node
-        self.computed = computed
-        """Page ids after those found on the GPU, of all pages that enter the tree when the request finishes."""
-        self.pages = pages
+    __slots__ = ("found", "load", "pages", "stored")
+
+    def __init__(self, request: Request, gpu: Tier, root: Node, why: int = FIRST) -> None:
+        super().__init__(request, gpu, root, why)
+        self.pages = 0
         """All pages of the request, found or not."""
-        self.slots = slots
-        self.hits = hits
+        self.found: tuple[Extent, ...] = ()
+        """CPU pages that its look-up has found, held until they have been loaded."""
+        self.load: Transfer | None = None
+        """What loads them in time, if anything does."""
+        self.stored = NOT_STORED
+        """CPU pages of its prompt, held while they are stored."""
+
+    def arriving(self) -> list[Transfer]:
+        return [] if self.load is None or self.load.done else [self.load]
 
 
 class LightLLMCache(Server):
     """Serves requests from one or two tiers.
 
-    look-up     on the CPU when a request is first tried; the pages found stay taken until it is admitted. On the GPU at admission
+    look-up     on the CPU when a request arrives; the pages found are held until they have been loaded. On the GPU at admission
     admission   when its pages and those of all running requests, counted in full, are fewer than the GPU has
     hits        pages of the tree, then those of the CPU pages found that lie beyond them; a load may begin inside a CPU page
     eviction    on the GPU whole unpinned leaves in the policy's order until there is room; on the CPU see ``PageStore``
     recency     a look-up or an insert refreshes its whole path; what it cuts off keeps its time
     finish      first the CPU stores what placement wants of the prompt; then the pages that the tree lacks enter it, and the
                 slots of those that it has by now are given back; from then on, other requests can find them
+
+    A replay calls ``serve`` and ``finish_request``: loads and stores take no time. ``SteppedRadix`` calls their parts.
     """
 
     def __init__(self, tiers: list[Tier], edges: list[Edge], rules: Rules, page_tokens: int) -> None:
@@ -65,14 +73,12 @@ class LightLLMCache(Server):
         self.residency = Residency([self.gpu], len(tiers))
         self.counts = LightLLMCounts()
         self.store = PageStore(edges[0]) if edges else None
+        self.waiting: dict[int, tuple[Extent, ...]] = {}
+        """CPU pages that requests which wait for their turn have found, by the request's index."""
+        self.running_pages = 0
+        """Pages of all running requests, those that they share counted for each."""
         self._edges = edges
         self._rules = rules
-        self._running_pages = 0
-        """Pages of all running requests, those that they share counted for each."""
-        self._waiting: Request | None = None
-        """The request that waits for room; what it has found on the CPU is taken."""
-        self._found: tuple[Extent, ...] = ()
-        """CPU pages that the last look-up has found."""
 
     @property
     def tree(self) -> RadixTree:
@@ -84,54 +90,83 @@ class LightLLMCache(Server):
 
         Returns None if running requests leave too little room, and NEVER_FITS if the request never fits.
         """
-        gpu, path = self.gpu, self._path(request)
-        if self._rules.cache_output:
-            pages = request.pages_for(computed_tokens(request), self.page_tokens)
-        if pages >= gpu.pool.capacity:
+        pages = self.needed_pages(request, pages)
+        if pages >= self.gpu.pool.capacity:
             return NEVER_FITS
-        if not self._begin(request, path, pages, now):
+        self.look_up(request)
+        if not self.has_room(pages):
             return None
-        now = self.residency.now
-        node, computed = self._pin_known(path, self._usable_pages(request), now)
-        hit_pages = node.depth + node.pages
-        loaded_pages = self._load(hit_pages)
-        missing = pages - hit_pages - gpu.pool.free
-        if missing > 0:
-            self._evict(missing, now)
-        self._running_pages += pages
-        return RunningLease(
-            request, node, computed, pages, self.residency.take(gpu, pages - hit_pages), (hit_pages, loaded_pages, 0)
-        )
+        lease = RunningLease(request, self.gpu, self.tree.root)
+        self.admit(lease, pages, now)
+        self.end_load(lease)
+        lease.hits = lease.gpu_pages, lease.loaded_pages, 0
+        return lease
 
     def finish_request(self, lease: RunningLease) -> None:
         """End a request whose answer is complete: store its prompt, insert what it computed, and free the rest."""
-        gpu, request = self.gpu, lease.request
-        if self.store is not None:
-            self._store_prompt(request, lease.node)
-        if lease.computed or lease.node.parent is not None:
-            self._insert(lease, self.residency.tick(self.residency.now))
-        self._running_pages -= lease.pages
-        self.residency.give(gpu, lease.slots)
-        self.residency.unpin(lease.node, gpu)
+        self.begin_store(lease)
+        self.end_store(lease)
+        self.end_request(lease, self.residency.now)
 
-    def _begin(self, request: Request, path: tuple[Extent, ...], pages: int, now: float) -> bool:
-        """Look up on the CPU and, if there is room for ``pages`` pages in all, begin a request; otherwise return False."""
-        has_room = self._has_room(pages)
+    def reset(self) -> None:
+        self.residency.clear()
+        self.waiting.clear()
         if self.store is not None:
-            self._look_up(self.store, request, path, self._usable_pages(request), has_room)
-        if has_room:
-            self.residency.notices.request(request, self.residency.tick(now))
-        return has_room
+            self.store.clear()
 
-    def _has_room(self, pages: int) -> bool:
+    # --- requests ------------------------------------------------------------------------------------------------------------
+
+    def needed_pages(self, request: Request, pages: int) -> int:
+        """Return how many pages a request takes that has ``pages`` with the last token of its answer.
+
+        The KV of that token is never computed; where answers are cached, it takes no page.
+        """
+        return request.pages_for(computed_tokens(request), self.page_tokens) if self._rules.cache_output else pages
+
+    def has_room(self, pages: int) -> bool:
         """Whether a request of ``pages`` pages can run beside those that do."""
-        return self._running_pages + pages < self.gpu.pool.capacity
+        return self.running_pages + pages < self.gpu.pool.capacity
 
-    def _usable_pages(self, request: Request) -> int:
+    def admit(self, lease: RunningLease, pages: int, now: float) -> None:
+        """Begin a request of ``pages`` pages, for which there is room: pin what the GPU has, and take slots for all others."""
+        gpu, residency, request = self.gpu, self.residency, lease.request
+        now = residency.tick(now)
+        residency.notices.request(request, now)
+        path, rest = residency.follow(self.tree.root, self.path_of(request), self.usable_pages(request))
+        hit_pages = path[-1].depth + path[-1].pages if path else 0
+        lease.set_match(path, hit_pages, rest)
+        lease.epoch = residency.epoch
+        residency.pin_path(path, gpu, hit_pages)
+        residency.use(path, now, is_first=lease.is_first)
+        if path:
+            lease.node = path[-1]
+        lease.loaded_pages = self.pages_beyond(request, hit_pages)
+        self.counts.loaded_pages += lease.loaded_pages
+        lease.found = self.waiting.pop(request.index, ())
+        missing = pages - hit_pages - gpu.pool.free
+        if missing > 0:
+            self._evict(missing, now)
+        lease.pages = pages
+        self.running_pages += pages
+        lease.slots = residency.take(gpu, pages - hit_pages)
+
+    def end_request(self, lease: RunningLease, now: float) -> None:
+        """End a request whose prompt has been stored: what it has computed enters the tree."""
+        if lease.epoch == self.residency.epoch and (lease.rest or lease.node.parent is not None):
+            self._insert(lease, self.residency.tick(now))
+        self.give_up(lease)
+
+    def give_up(self, lease: RunningLease) -> None:
+        """Give back all that a request holds on the GPU."""
+        self.running_pages -= lease.pages
+        self.residency.give(self.gpu, lease.slots)
+        self.residency.unpin(lease.node, self.gpu)
+
+    def usable_pages(self, request: Request) -> int:
         """Return how many pages of a prompt a look-up covers."""
         return request.lookup_pages(self.page_tokens) if self._rules.recompute_last_token else request.prompt_pages
 
-    def _path(self, request: Request) -> tuple[Extent, ...]:
+    def path_of(self, request: Request) -> tuple[Extent, ...]:
         """Return the page ids of everything that enters the tree."""
         if not self._rules.cache_output:
             return request.runs
@@ -141,18 +176,10 @@ class LightLLMCache(Server):
 
     # --- GPU -------------------------------------------------------------------------------------------------------------
 
-    def _pin_known(self, extents: tuple[Extent, ...], usable: int, now: float) -> tuple[Node, tuple[Extent, ...]]:
-        """Pin the nodes that match. Returns the last of them, cut where the match ends, and the rest of the path."""
-        path, rest = self.residency.follow(self.tree.root, extents, usable)
-        node = path[-1] if path else self.tree.root
-        self.residency.pin_path(path, self.gpu, node.depth + node.pages)
-        self.residency.use(path, now, is_first=True)
-        return node, rest
-
     def _insert(self, lease: RunningLease, now: float) -> None:
         """Add the computed pages that the tree lacks, in slots of the request; pin the whole path and mark it as used now."""
         gpu = self.gpu
-        path, rest = self.residency.follow(lease.node, lease.computed)
+        path, rest = self.residency.follow(lease.node, lease.rest)
         for node in path:
             self.residency.pin_alone(node, gpu)
             node.hits += 1
@@ -185,40 +212,51 @@ class LightLLMCache(Server):
 
     # --- CPU -------------------------------------------------------------------------------------------------------------
 
-    def _look_up(self, store: PageStore, request: Request, path: tuple[Extent, ...], usable: int, has_room: bool) -> None:
-        """Look a request up on the CPU when it is first tried, and refresh what it finds when there is room for it."""
-        if self._waiting is request:
-            if has_room:
-                store.give_back(self._found)
-                self._waiting = None
+    def look_up(self, request: Request) -> None:
+        """Look a request up on the CPU unless that has been done; what is found is held from now on."""
+        store = self.store
+        if store is None or request.index in self.waiting:
             return
-        self._found = store.find(store.named(path, usable))
-        if has_room:
-            store.refresh(self._found)
-        else:
-            store.take(self._found)
-            self._waiting = request
+        self.waiting[request.index] = store.find(store.named(self.path_of(request), self.usable_pages(request)))
 
-    def _load(self, hit_pages: int) -> int:
-        """Load what the look-up has found. Returns how many of these pages, in GPU pages, lie beyond the hit."""
+    def pages_beyond(self, request: Request, hit_pages: int) -> int:
+        """Return how many pages beyond the GPU's hit a request that waits has found on the CPU."""
         if self.store is None:
             return 0
-        loaded_pages = max(0, count_pages(self._found) * self.store.tier.unit_pages - hit_pages)
-        self.counts.loaded_pages += loaded_pages
-        return loaded_pages
+        return max(0, count_pages(self.waiting.get(request.index, ())) * self.store.tier.unit_pages - hit_pages)
 
-    def _store_prompt(self, request: Request, node: Node) -> None:
-        store, edge, now = self.store, self._edges[0], self.residency.now
-        assert store is not None
+    def end_load(self, lease: RunningLease) -> None:
+        """Give back what a request has found on the CPU, since it has been loaded or need not be."""
+        if self.store is not None and lease.epoch == self.residency.epoch:
+            self.store.give_back(lease.found)
+        lease.found = ()
+
+    def begin_store(self, lease: RunningLease) -> None:
+        """Hold the CPU pages that will have what placement wants of a request's prompt."""
+        if lease.epoch == self.residency.epoch:
+            lease.stored = self.hold_prompt(lease.request, lease.node)
+
+    def hold_prompt(self, request: Request, node: Node) -> Stored:
+        """Hold what placement wants of a prompt in CPU pages, as far as they have room; ``node`` ends its path on the GPU."""
+        store, now = self.store, self.residency.now
+        if store is None:
+            return NOT_STORED
+        edge = self._edges[0]
         if edge.wants_requests:
             edge.placement.on_request(request, now)
         wanted = edge.wanted_pages(request, node.path(), now)
         if self._rules.recompute_last_token:
             wanted = min(wanted, request.lookup_pages(self.page_tokens))
-        before = store.tier.inserted_pages
-        store.store(store.named(self._path(request), wanted))
-        self.counts.written_pages += store.tier.inserted_pages - before
+        stored = store.store(store.named(self.path_of(request), wanted))
+        self.counts.written_pages += count_pages(stored.copied) * store.tier.unit_pages
         self.counts.no_room_pages = store.no_room_pages
+        return stored
+
+    def end_store(self, lease: RunningLease, *, is_copied: bool = True) -> None:
+        """Give back what a request has stored; others can find it from now on if it has been copied."""
+        if self.store is not None and lease.epoch == self.residency.epoch:
+            self.store.give_back(lease.stored.held, are_ready=is_copied)
+        lease.stored = NOT_STORED
 
 
 def computed_tokens(request: Request) -> int:

@@ -72,9 +72,14 @@ class LightLLMHybridCache(LightLLMCache):
         extents, full = request.runs, request.prompt_tokens // self.page_tokens
         if full < request.prompt_pages:
             extents = split_extents(extents, full)[0]
-        if not self._begin(request, extents, pages, now):
+        self.look_up(request)
+        if not self.has_room(pages):
             return None
-        path, _ = self.residency.follow(self.tree.root, extents, self._usable_pages(request))
+        self.residency.notices.request(request, self.residency.tick(now))
+        found_pages = self.pages_beyond(request, 0)
+        if self.store is not None:
+            self.store.give_back(self.waiting.pop(request.index))
+        path, _ = self.residency.follow(self.tree.root, extents, self.usable_pages(request))
         self.residency.use(path, self.residency.now, is_first=True)
         node = self._deepest_state(path)
         self.residency.pin(node, gpu)
@@ -82,28 +87,27 @@ class LightLLMHybridCache(LightLLMCache):
         self.states.begin(node)
         lease = HybridLease(request, node, pages, self.residency.take(gpu, 0))
         self._running.append(lease)
-        self._running_pages += pages
+        self.running_pages += pages
         hit_pages = lease.known
         known_pages = path[-1].depth + path[-1].pages if path else 0
-        found_pages = count_pages(self._found) * self.store.tier.unit_pages if self.store is not None else 0
         self._use_detached(lease, extents, known_pages, found_pages)
         lease.hits = hit_pages, lease.taken - hit_pages, 0
         self._count(request, max(known_pages, found_pages), lease.taken)
         self._prefill(lease, extents)
         return lease
 
-    def _has_room(self, pages: int) -> bool:
-        return super()._has_room(pages) and len(self._running) < self.states.tier.pool.capacity
+    def has_room(self, pages: int) -> bool:
+        return super().has_room(pages) and len(self._running) < self.states.tier.pool.capacity
 
     def finish_request(self, lease: Any) -> None:
         """End a request whose answer is complete: store its prompt and free what is not the tree's."""
         held: HybridLease = lease
         pool, request = self.gpu.pool, held.request
         if self.store is not None:
-            self._store_prompt(request, held.node)
+            self.store.give_back(self.hold_prompt(request, held.node).held, are_ready=True)
         self.residency.notices.finish(request, held.node, self.residency.now)
         self._running.remove(held)
-        self._running_pages -= held.pages
+        self.running_pages -= held.pages
         self.residency.give(self.gpu, pool.join(held.slots, held.duplicates))
         self.residency.unpin(held.node, self.gpu)
         self.states.end()

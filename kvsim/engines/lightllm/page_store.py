@@ -1,24 +1,36 @@
 """LightLLM's CPU cache: single pages, which are evicted in the order in which they were last given back."""
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvsim.core.tier import Edge
 from kvsim.pages.extent_order import ExtentOrder
 from kvsim.pages.extents import Extent, count_pages, every_last, split_extents
 
-IDLE: Final = 0
-TAKEN: Final = 1
-MISSING: Final = 2
-"""States of a page: stored and evictable; stored and taken by a look-up; not stored."""
+
+class Stored(NamedTuple):
+    """The CPU pages that a request holds while its prompt is stored, and those of them that are copied, both from page 0 on."""
+
+    held: tuple[Extent, ...]
+    copied: tuple[Extent, ...]
+
+
+NOT_STORED = Stored((), ())
+
+Holding = tuple[int, bool]
+"""How many look-ups and stores hold a page, and whether it is ready: copied, so that a look-up can find it."""
+IDLE: Final[Holding] = (0, True)
+MISSING: Final[Holding] = (0, False)
 
 
 class PageStore:
     """The CPU tier. Pages have no parents. A prompt gives its pages back from page 0 on, so it is lost from its front.
 
-    find    the leading pages that are stored; they cannot be evicted before the request that found them is admitted
-    store   page by page from page 0: a stored page is kept, and a missing one replaces the oldest page that is neither kept nor
-            taken by a look-up, perhaps a later page of the same prompt; without one, this page and all after it are not stored
+    find    the leading pages that are ready, which are then held
+    store   page by page from page 0: a stored page is held, and a missing one replaces the oldest page that nobody holds,
+            perhaps a later page of the same prompt; without one, this page and all after it are not stored. What is not ready
+            is copied, even if another request copies it too
+    evict   pages that nobody holds, those given back longest ago first
 
     A page is ``tier.unit_pages`` pages of the GPU. In these methods, it is identified by the last of them (``named``).
     """
@@ -27,11 +39,10 @@ class PageStore:
         tier = edge.lower
         self.tier = tier
         self.no_room_pages = 0
-        """GPU pages that were not stored because every page was taken."""
-        self._idle = ExtentOrder()
-        """Stored pages that are not taken, oldest first."""
-        self._taken = ExtentOrder()
-        """Stored pages that a look-up has taken."""
+        """GPU pages that were not stored because every page was held."""
+        self._pages = ExtentOrder()
+        """Stored pages, each with its ``Holding``; those that nobody holds in the order in which they leave."""
+        self._held_pages = 0
         self._slots = tier.store(0)
         """Slots of all stored pages together."""
 
@@ -41,64 +52,124 @@ class PageStore:
         whole = split_extents(extents, pages - pages % unit)[0]
         return whole if unit == 1 else tuple(every_last(whole, unit))
 
+    # --- look-ups ------------------------------------------------------------------------------------------------------------
+
     def find(self, extents: tuple[Extent, ...]) -> tuple[Extent, ...]:
-        """Return the leading pages that are stored. Call ``take`` or ``refresh`` with them at once."""
-        return split_extents(extents, self._idle.leading_pages(extents))[0]
+        """Return the leading pages that are ready, held from now on until they are given back."""
+        found = list[Extent]()
+        for extent, holding in self._pieces(extents):
+            if not holding[1]:
+                break
+            self._hold(extent, holding)
+            found.append(extent)
+        return tuple(found)
 
-    def take(self, found: tuple[Extent, ...]) -> None:
-        """Keep the pages of a look-up from being evicted. Only one look-up may have taken pages at a time."""
-        self._idle.remove(found)
-        self._taken.append(found, tail_first=False)
+    def give_back(self, held: Iterable[Extent], *, are_ready: bool = False) -> None:
+        """Give back pages. With ``are_ready``, all of them are from now on: what was missing has been copied.
 
-    def give_back(self, found: tuple[Extent, ...]) -> None:
-        """Give back taken pages and refresh them."""
-        self._taken.remove(found)
-        self.refresh(found)
-
-    def refresh(self, found: tuple[Extent, ...]) -> None:
-        """Make stored pages the most recent, page 0 the oldest of them."""
-        self._idle.append(found, tail_first=False)
-
-    def store(self, extents: tuple[Extent, ...]) -> None:
-        """Store as many leading pages of a prompt as fit. They become the most recent, page 0 the oldest of them."""
-        idle, tier, unit = self._idle, self.tier, self.tier.unit_pages
-        pool = tier.pool
-        at, kept, pieces = 0, 0, self._pieces(extents)
-        while at < len(pieces):
-            (start, pages), state = pieces[at]
-            at += 1
-            if state == TAKEN:
+        Those that nobody else holds become the most recent, page 0 the oldest of them; one that is not ready is dropped.
+        """
+        for extent, (holders, is_ready) in self._pages.pieces(held):
+            is_ready |= are_ready
+            if holders > 1:
+                self._pages.mark((extent,), (holders - 1, is_ready))
                 continue
-            if state == MISSING:
+            self._held_pages -= extent[1]
+            if is_ready:
+                self._pages.append((extent,), tail_first=False, value=IDLE)
+            else:
+                self._pages.remove((extent,))
+                self._drop(extent[1])
+
+    # --- stores --------------------------------------------------------------------------------------------------------------
+
+    def store(self, extents: tuple[Extent, ...]) -> Stored:
+        """Hold as many leading pages of a prompt as fit, those that are missing in slots of their own."""
+        unit, pool = self.tier.unit_pages, self.tier.pool
+        held, copied = list[Extent](), list[Extent]()
+        at, pieces = 0, self._pieces(extents)
+        while at < len(pieces):
+            extent, holding = pieces[at]
+            start, pages = extent
+            at += 1
+            fitting = pages
+            if holding == MISSING:
                 free = pool.free // unit
-                fitting = min(pages, free + idle.pages - kept)
+                fitting = min(pages, free + self.idle_pages)
                 if fitting > free:
                     self._evict(fitting - free)
-                self._slots = pool.join(self._slots, tier.store(fitting * unit))
-                if fitting < pages:
-                    if fitting:
-                        idle.append(((start, fitting),), tail_first=False)
-                    self.no_room_pages += unit * (pages - fitting + count_pages([extent for extent, _ in pieces[at:]]))
-                    return
-                if fitting > free:
-                    at, pieces = 0, self._pieces([extent for extent, _ in pieces[at:]])
-            idle.append(((start, pages),), tail_first=False)
-            kept += pages
+                    at, pieces = 0, self._pieces([later for later, _ in pieces[at:]])
+                extent = start, fitting
+            if fitting:
+                self._hold(extent, holding)
+                held.append(extent)
+                if not holding[1]:
+                    copied.append(extent)
+            if fitting < pages:
+                self.no_room_pages += unit * (pages - fitting + count_pages([later for later, _ in pieces[at:]]))
+                break
+        return Stored(tuple(held), tuple(copied))
 
-    def _pieces(self, extents: Iterable[Extent]) -> list[tuple[Extent, int]]:
-        """Cut a path into pieces that are idle, taken or missing."""
-        if not self._taken.pages:
-            return [(extent, MISSING if here is None else IDLE) for extent, here in self._idle.pieces(extents)]
-        pieces: list[tuple[Extent, int]] = []
-        for extent, here in self._idle.pieces(extents):
-            if here is None:
-                pieces += [(part, MISSING if taken is None else TAKEN) for part, taken in self._taken.pieces((extent,))]
-            else:
-                pieces.append((extent, IDLE))
-        return pieces
+    def clear(self) -> None:
+        """Drop every page, held or not. What look-ups and stores hold is not to be given back any more."""
+        self._pages, self._held_pages = ExtentOrder(), 0
+        self.tier.drop(self._slots)
+        self._slots = self.tier.store(0)
+
+    # --- pages ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    def idle_pages(self) -> int:
+        """Number of stored pages that nobody holds."""
+        return self._pages.pages - self._held_pages
+
+    def idle(self) -> list[Extent]:
+        """Return the pages that nobody holds, the next to leave first."""
+        return [extent for extent, _, (holders, _) in self._pages.oldest_first() if not holders]
+
+    def _pieces(self, extents: Iterable[Extent]) -> list[tuple[Extent, Holding]]:
+        """Cut a path into pieces that are held alike."""
+        return [(extent, holding or MISSING) for extent, holding in self._pages.pieces(extents)]
+
+    def _hold(self, extent: Extent, holding: Holding) -> None:
+        """Hold pages once more; those that are missing get slots, which are free."""
+        holders, is_ready = holding
+        if not holders:
+            self._held_pages += extent[1]
+        if holding == MISSING:
+            self._slots = self.tier.pool.join(self._slots, self.tier.store(extent[1] * self.tier.unit_pages))
+            self._pages.append((extent,), tail_first=False, value=(1, False))
+        else:
+            self._pages.mark((extent,), (holders + 1, is_ready))
 
     def _evict(self, pages: int) -> None:
-        self._idle.pop_oldest(pages)
-        pages *= self.tier.unit_pages
-        freed, self._slots = self.tier.pool.split(self._slots, pages)
+        """Evict the oldest pages that nobody holds; the caller has checked that there are as many."""
+        self._drop(pages)
+        while pages:
+            extent, _, holding = next(self._pages.oldest_first())
+            if holding[0]:
+                self._pages.append((extent,), tail_first=False, value=holding)
+            else:
+                leaving = min(pages, extent[1])
+                self._pages.pop_oldest(leaving)
+                pages -= leaving
+
+    def _drop(self, pages: int) -> None:
+        """Free the slots of pages that are not stored any more."""
+        freed, self._slots = self.tier.pool.split(self._slots, pages * self.tier.unit_pages)
         self.tier.drop(freed)
+
+    def check(self, holds: Iterable[tuple[Extent, ...]]) -> None:
+        """Raise AssertionError unless exactly these sets of pages are held, and every stored page has its slots."""
+        held: dict[int, int] = {}
+        for extents in holds:
+            for start, pages in extents:
+                for page in range(start, start + pages):
+                    held[page] = held.get(page, 0) + 1
+        for extent, _, (holders, is_ready) in self._pages.oldest_first():
+            assert holders or is_ready, f"the CPU keeps {extent}, which is not ready"
+            for page in range(extent[0], extent[0] + extent[1]):
+                assert held.pop(page, 0) == holders, f"page {page} of the CPU is held by {holders}"
+        assert not held, f"pages {list(held)} of the CPU are held and not stored"
+        stored, pool = self._pages.pages * self.tier.unit_pages, self.tier.pool
+        assert pool.capacity - pool.free == stored == pool.count(self._slots) == self.tier.held_pages, "slots of the CPU are lost"

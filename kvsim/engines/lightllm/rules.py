@@ -5,27 +5,36 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvsim.core.rules import OWN, CacheSetup, Rules
-from kvsim.core.tier import Edge
+from kvsim.core.tier import GPU, Edge
 from kvsim.engines.lightllm.cache import LightLLMCache
 from kvsim.engines.lightllm.hybrid_cache import LightLLMHybridCache
+from kvsim.engines.lightllm.stepped import SteppedRadix
 
 
 @dataclass(frozen=True, kw_only=True)
 class LightLLMRules(Rules):
-    """The rules of LightLLM (August 2026), request by request, as ``LightLLMCache``.
+    """The rules of LightLLM (August 2026), request by request, as ``LightLLMCache``; in time by kvsim's own schedule, as
+    ``SteppedRadix``.
 
-    They apply to ``kvsim replay`` without a disk tier only. Other commands, and a replay with a disk tier, use kvsim's own rules
-    with the same settings.
+    They apply without a disk tier only. With one, and in ``kvsim validate``, kvsim's own rules apply with the same settings.
     """
 
     engine: ClassVar[str] = "LightLLM"
-    covers_time: ClassVar[bool] = False
     covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu")
     has_coarse_pages: ClassVar[bool] = True
+
+    def covers(self, command: str, tiers: Sequence[str]) -> bool:
+        return command != "validate" and super().covers(command, tiers)
 
     def server(self, setup: CacheSetup) -> LightLLMCache:
         _check_edges(setup.edges)
         return LightLLMCache(setup.tiers, setup.edges, self, setup.page_tokens)
+
+    def cache(self, setup: CacheSetup) -> SteppedRadix:
+        _check_edges(setup.edges)
+        if setup.edges and setup.tiers[1].level == GPU:
+            raise ValueError(f"an engine of LightLLM has its own CPU memory: set tiers.cpu.scope=engine, {OWN}")
+        return SteppedRadix(setup.tiers, setup.edges, self, setup.page_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
