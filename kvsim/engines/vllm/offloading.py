@@ -122,6 +122,13 @@ class OffloadingCache(SteppedCache):
         read = np.concatenate([slots[place * size : (place + run[1]) * size] for run, place in stored])
         return last, BlockCopy(request, self.edge, self.tree, [run for run, _ in stored], len(read), read)
 
+    def next_offer(self, request: Request, first: int) -> int:
+        """Return the number of tokens with which the chunk at position ``first`` is offered; ``UNLIMITED`` if there is none."""
+        tokens = (first + 1) * self.chunk_pages * self.page_tokens
+        if self.prompt_only and tokens > request.prompt_tokens or first >= count_pages(self.use_of(request).path):
+            return UNLIMITED
+        return tokens
+
     def slots_of(self, lease: Lease) -> Any:
         """Return the GPU's slots of a request's pages with names, an array."""
         held = [node.slots[self.gpu.index] for node in self.pool.held(cast(BlockLease, lease))]

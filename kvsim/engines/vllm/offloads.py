@@ -51,6 +51,13 @@ class Offloads:
         """Return the copies that have ended since the last step was launched."""
         return NO_COPIES
 
+    def repetitions(self, chunks: Sequence[Chunk], most: int, *, has_waiting: bool) -> int:
+        """Return how often, at most ``most`` times, the step that was launched last is repeated with no part in it for copies.
+
+        ``has_waiting``: whether requests wait to be admitted, or for loads.
+        """
+        return most
+
     def began(self, done: Event) -> None:
         """Submit the loads of the step that has begun; ``done`` is its end."""
 
@@ -138,6 +145,23 @@ class CpuOffloads(Offloads):
         for copy in ended:
             copy.is_reported = True
         return ended
+
+    def repetitions(self, chunks: Sequence[Chunk], most: int, *, has_waiting: bool) -> int:
+        if self._kept or self._loads or any([self._holds_up(copy, has_waiting=has_waiting) for copy in self.copies]):
+            return 0
+        for chunk in chunks:
+            served = chunk.served
+            due = self.cache.next_offer(served.job.request, served.next_chunk)
+            most = min(most, max(0, due - served.job.target_tokens - 1))
+        return most
+
+    @staticmethod
+    def _holds_up(copy: BlockCopy, *, has_waiting: bool) -> bool:
+        """Whether the end of a copy takes effect soon, or a later step may have to wait for it."""
+        if copy.transfer.done:
+            return has_waiting
+        owner: Served = copy.owner
+        return owner.job.phase == ENDED
 
     def began(self, done: Event) -> None:
         self._last_step = done

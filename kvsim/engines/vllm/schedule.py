@@ -9,7 +9,7 @@ from kvsim.core.request import Request
 from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.core.tree import Node
 from kvsim.engine.frontend import Frontend
-from kvsim.engine.job import DECODING, ENDED, PREFILLING, Job
+from kvsim.engine.job import DECODING, ENDED, LEAP_STEPS, PREFILLING, Job
 from kvsim.engine.job import LOST as GIVEN_UP
 from kvsim.engine.schedule import Parts, Schedule, Step
 from kvsim.engine.substrate import Work
@@ -45,6 +45,9 @@ class BlockSchedule(Schedule):
     look ahead  with the overlap loop, a pass takes place while the step before it runs (``AsyncScheduler``): a token in flight
                 counts, and a request whose last token is in flight is passed over
     in flight   with CPU offloading, a request whose step runs is not preempted. Without, its token still counts
+    leap        a step in which all running requests decode is repeated in one event as long as the passes between would form it
+                again. Whatever they could see ends the leap at the next boundary: an arrival, the end of a copy. With the overlap
+                loop, the step after a leap is formed when the leap has begun, as the leap's second
     """
 
     def __init__(self, parts: Parts, offloads: Offloads, *, looks_ahead: bool) -> None:
@@ -76,6 +79,10 @@ class BlockSchedule(Schedule):
         self._chunks: list[Chunk] = []
         self._budget = 0
         self._preempted: list[Served] = []
+        self._formed: BlockStep | None = None
+        """The step formed last, if it has not ended."""
+        self._leap: BlockStep | None = None
+        """The leap that is formed or under way."""
 
     def report_to(self, frontend: Frontend) -> None:
         self.frontend = frontend
@@ -98,7 +105,7 @@ class BlockSchedule(Schedule):
         raise AssertionError("vLLM's schedule takes no requests from other engines")
 
     def transfer_ended(self, transfer: Transfer) -> bool:
-        return False
+        return self._leap is not None
 
     # --- a pass --------------------------------------------------------------------------------------------------------------
 
@@ -125,6 +132,9 @@ class BlockSchedule(Schedule):
         step.reported = self.offloads.seen()
         self._was_empty = not step.chunks
         self._steps_out += 1
+        self._formed = step
+        if self._leap is None:
+            self._extend(step)
         return step
 
     def _pass(self) -> BlockStep:
@@ -282,6 +292,60 @@ class BlockSchedule(Schedule):
             chunk.served.is_partial = not chunk.samples
         return BlockStep(work, chunks)
 
+    # --- leaps ---------------------------------------------------------------------------------------------------------------
+
+    def _extend(self, step: BlockStep) -> None:
+        """Make a leap of a step that the next passes would form again. With the overlap loop, the last repetition comes after."""
+        steps = self._repetitions(step) + (0 if self.looks_ahead else 1)
+        if steps > 1:
+            step.work.max_steps = steps
+            self._leap = step
+
+    def _repetitions(self, step: BlockStep) -> int:
+        """Return how often a step is repeated if no request arrives and no copy ends."""
+        if self._preempted or step.work.chunks or len(step.chunks) < len(self.running):
+            return 0
+        has_waiting = len(self) > len(self.running) or len(self.queue) > 0
+        most = self.offloads.repetitions(step.chunks, LEAP_STEPS, has_waiting=has_waiting)
+        for chunk in step.chunks:
+            job, flying = chunk.served.job, chunk.served.flying
+            if has_waiting and self.cache.shares_answer(job.request):
+                return 0
+            most = min(most, job.request.output_tokens - job.generated - flying)
+        gpu = self.gpu
+        room = gpu.pool.free if has_waiting and self.offloads.keeps_in_flight else gpu.available_pages
+        while most > 0 and self._pages_due(step, most) > room:
+            most //= 2
+        return most
+
+    def _pages_due(self, step: BlockStep, steps: int) -> int:
+        """Return the pages that the requests of a decode step take in the ``steps`` after it."""
+        leases = [(chunk.served.job.computed + steps, chunk.served.lease) for chunk in step.chunks]
+        return sum([max(0, -(-tokens // self.page_tokens) - lease.held_pages) for tokens, lease in leases])
+
+    def _repeat(self, step: BlockStep, steps: int) -> None:
+        """Record that a leap has repeated its step ``steps`` times; pages are taken as in single steps."""
+        turns: list[tuple[int, int]] = []
+        for at, chunk in enumerate(step.chunks):
+            turns += [
+                (number, at) for number in range(1 + -chunk.served.job.computed % self.page_tokens, steps + 1, self.page_tokens)
+            ]
+        turns.sort()
+        for number, at in turns:
+            served = step.chunks[at].served
+            has_room = self.cache.reserve(served.lease, served.job.computed + number)
+            assert has_room, "a leap had no room for its pages"
+            self.cache.name(served.lease, served.job.target_tokens + number)
+        for chunk in step.chunks:
+            chunk.served.job.computed += steps
+            chunk.served.job.generated += steps
+        following = self._formed
+        if following is not step:
+            assert following is not None and len(following.chunks) == len(step.chunks) and not following.work.chunks
+            following.work.decode_context_tokens += steps * len(step.chunks)
+
+    # --- the course of steps -------------------------------------------------------------------------------------------------
+
     def began(self, step: Step, done: Event) -> None:
         step.work.has_copies = self.mover.begins_copies(self.gpu.owner)
         self.offloads.began(done)
@@ -289,6 +353,9 @@ class BlockSchedule(Schedule):
     def ended(self, step: Step, steps: int) -> None:
         done = cast(BlockStep, step)
         self._steps_out -= 1
+        self._leap = None if self._leap is done else self._leap
+        if steps > 1:
+            self._repeat(done, steps - 1)
         for chunk in done.chunks:
             served = chunk.served
             served.steps_out -= 1
@@ -329,12 +396,16 @@ class BlockSchedule(Schedule):
     # --- failure -------------------------------------------------------------------------------------------------------------
 
     def stop(self, steps: int) -> list[Job]:
+        if self._leap is not None:
+            for chunk in self._leap.chunks:
+                chunk.served.job.generated += steps
         held = [served.job for served in (*self.running, *self.loading)]
         jobs = [*self.queue, *held, *self.waiting.fetching]
         for job in jobs:
             self.drop(job, is_up=False)
         self.offloads.stop()
         self._steps_out, self._was_empty, self._has_finished = 0, False, False
+        self._formed = self._leap = None
         return jobs
 
     def drop(self, job: Job, *, is_up: bool) -> None:
