@@ -6,7 +6,8 @@ from simpy import Event
 
 from kvsim.core.lease import Lease
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.engine.job import ENDED
+from kvsim.core.tier import Tier
+from kvsim.engine.job import ENDED, LEAP_STEPS
 from kvsim.engine.mover import Mover
 from kvsim.engines.vllm.copies import BlockCopy, CopyLines
 from kvsim.engines.vllm.offloading import NOTHING, Loadable, OffloadingCache
@@ -51,12 +52,17 @@ class Offloads:
         """Return the copies that have ended since the last step was launched."""
         return NO_COPIES
 
-    def repetitions(self, chunks: Sequence[Chunk], most: int, *, has_waiting: bool) -> int:
-        """Return how often, at most ``most`` times, the step that was launched last is repeated with no part in it for copies.
+    def repetitions(self, chunks: Sequence[Chunk], leaving: Sequence[Served], *, has_waiting: bool) -> int:
+        """Return how often the step that was launched last is repeated with no part in it for copies.
 
-        ``has_waiting``: whether requests wait to be admitted, or for loads.
+        leaving      requests whose last tokens are in flight
+        has_waiting  whether requests wait to be admitted, or for loads
         """
-        return most
+        return LEAP_STEPS
+
+    def room_of_leap(self, gpu: Tier, *, has_waiting: bool) -> int:
+        """Return the pages that a leap may take."""
+        return gpu.available_pages
 
     def began(self, done: Event) -> None:
         """Submit the loads of the step that has begun; ``done`` is its end."""
@@ -125,8 +131,11 @@ class CpuOffloads(Offloads):
 
     def _offer_of(self, served: Served, tokens: int, stores: list[BlockCopy]) -> None:
         job = served.job
+        if tokens < served.offered_tokens:
+            return
         slots = job.lease if served.last_slots is None else served.last_slots
         served.next_chunk, copy = self.cache.offer(job.request, served.next_chunk, tokens, slots)
+        served.offered_tokens = self.cache.next_offer(job.request, served.next_chunk)
         if copy is not None:
             copy.owner = served
             served.stores += 1
@@ -146,14 +155,13 @@ class CpuOffloads(Offloads):
             copy.is_reported = True
         return ended
 
-    def repetitions(self, chunks: Sequence[Chunk], most: int, *, has_waiting: bool) -> int:
-        if self._kept or self._loads or any([self._holds_up(copy, has_waiting=has_waiting) for copy in self.copies]):
+    def repetitions(self, chunks: Sequence[Chunk], leaving: Sequence[Served], *, has_waiting: bool) -> int:
+        if self._kept or self._loads or any(self._holds_up(copy, has_waiting=has_waiting) for copy in self.copies):
             return 0
-        for chunk in chunks:
-            served = chunk.served
-            due = self.cache.next_offer(served.job.request, served.next_chunk)
-            most = min(most, max(0, due - served.job.target_tokens - 1))
-        return most
+        if any(served.offered_tokens < served.job.target_tokens + served.flying for served in leaving):
+            return 0
+        left = [chunk.served.offered_tokens - chunk.served.job.target_tokens - 1 for chunk in chunks]
+        return max(0, min(LEAP_STEPS, *left))
 
     @staticmethod
     def _holds_up(copy: BlockCopy, *, has_waiting: bool) -> bool:
@@ -161,7 +169,11 @@ class CpuOffloads(Offloads):
         if copy.transfer.done:
             return has_waiting
         owner: Served = copy.owner
-        return owner.job.phase == ENDED
+        return not copy.is_load and (owner.job.phase == ENDED or owner.is_last_out)
+
+    def room_of_leap(self, gpu: Tier, *, has_waiting: bool) -> int:
+        """If requests wait, pages that are evicted for it may be those that one of them would have found."""
+        return gpu.pool.free if has_waiting else gpu.available_pages
 
     def began(self, done: Event) -> None:
         self._last_step = done

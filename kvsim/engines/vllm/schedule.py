@@ -9,7 +9,7 @@ from kvsim.core.request import Request
 from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.core.tree import Node
 from kvsim.engine.frontend import Frontend
-from kvsim.engine.job import DECODING, ENDED, LEAP_STEPS, PREFILLING, Job
+from kvsim.engine.job import DECODING, ENDED, PREFILLING, Job
 from kvsim.engine.job import LOST as GIVEN_UP
 from kvsim.engine.schedule import Parts, Schedule, Step
 from kvsim.engine.substrate import Work
@@ -79,6 +79,8 @@ class BlockSchedule(Schedule):
         self._chunks: list[Chunk] = []
         self._budget = 0
         self._preempted: list[Served] = []
+        self._leaving: list[Served] = []
+        """Those that the last pass has passed over, since their last tokens are in flight."""
         self._formed: BlockStep | None = None
         """The step formed last, if it has not ended."""
         self._leap: BlockStep | None = None
@@ -138,13 +140,15 @@ class BlockSchedule(Schedule):
         return step
 
     def _pass(self) -> BlockStep:
-        self._chunks, self._preempted = [], []
+        self._chunks, self._preempted, self._leaving = [], [], []
         self._budget = self.max_batch_tokens
         self.offloads.begin_pass()
         at = 0
         while at < len(self.running) and self._budget > 0:
             served = self.running[at]
-            if not served.is_last_out and not self._serve(served):
+            if served.is_last_out:
+                self._leaving.append(served)
+            elif not self._serve(served):
                 break
             at += 1
         if not self._preempted and not self.is_draining:
@@ -243,7 +247,7 @@ class BlockSchedule(Schedule):
         job.computed = found * self.page_tokens
         job.times.has_pages(self.env.now)
         served.is_partial, served.is_loaded = False, False
-        served.next_chunk = 0
+        served.next_chunk = served.offered_tokens = 0
         if loadable.pages:
             served.next_chunk = self.offloads.begin_load(served, loadable)
             self.loading.append(served)
@@ -303,17 +307,17 @@ class BlockSchedule(Schedule):
 
     def _repetitions(self, step: BlockStep) -> int:
         """Return how often a step is repeated if no request arrives and no copy ends."""
-        if self._preempted or step.work.chunks or len(step.chunks) < len(self.running):
+        chunks, leaving = step.chunks, self._leaving
+        if not chunks or step.work.chunks or self._preempted or len(chunks) + len(leaving) < len(self.running):
             return 0
         has_waiting = len(self) > len(self.running) or len(self.queue) > 0
-        most = self.offloads.repetitions(step.chunks, LEAP_STEPS, has_waiting=has_waiting)
-        for chunk in step.chunks:
-            job, flying = chunk.served.job, chunk.served.flying
-            if has_waiting and self.cache.shares_answer(job.request):
-                return 0
-            most = min(most, job.request.output_tokens - job.generated - flying)
-        gpu = self.gpu
-        room = gpu.pool.free if has_waiting and self.offloads.keeps_in_flight else gpu.available_pages
+        if has_waiting and (leaving or any(self.cache.shares_answer(chunk.served.job.request) for chunk in chunks)):
+            return 0
+        most = self.offloads.repetitions(chunks, leaving, has_waiting=has_waiting)
+        for chunk in chunks:
+            job = chunk.served.job
+            most = min(most, job.request.output_tokens - job.generated - chunk.served.flying)
+        room = self.offloads.room_of_leap(self.gpu, has_waiting=has_waiting)
         while most > 0 and self._pages_due(step, most) > room:
             most //= 2
         return most
@@ -324,25 +328,32 @@ class BlockSchedule(Schedule):
         return sum([max(0, -(-tokens // self.page_tokens) - lease.held_pages) for tokens, lease in leases])
 
     def _repeat(self, step: BlockStep, steps: int) -> None:
-        """Record that a leap has repeated its step ``steps`` times; pages are taken as in single steps."""
-        turns: list[tuple[int, int]] = []
-        for at, chunk in enumerate(step.chunks):
-            turns += [
-                (number, at) for number in range(1 + -chunk.served.job.computed % self.page_tokens, steps + 1, self.page_tokens)
-            ]
-        turns.sort()
-        for number, at in turns:
-            served = step.chunks[at].served
-            has_room = self.cache.reserve(served.lease, served.job.computed + number)
-            assert has_room, "a leap had no room for its pages"
-            self.cache.name(served.lease, served.job.target_tokens + number)
-        for chunk in step.chunks:
-            chunk.served.job.computed += steps
+        """Record that a leap has repeated its step ``steps`` times."""
+        chunks = step.chunks
+        has_room = self.cache.pool.make_room(self._pages_due(step, steps))
+        assert has_room, "a leap had no room for its pages"
+        for chunk in chunks:
+            job = chunk.served.job
+            job.computed += steps
+            self.cache.reserve(chunk.served.lease, job.computed)
+        self._name_shared(chunks, steps)
+        for chunk in chunks:
             chunk.served.job.generated += steps
         following = self._formed
-        if following is not step:
-            assert following is not None and len(following.chunks) == len(step.chunks) and not following.work.chunks
-            following.work.decode_context_tokens += steps * len(step.chunks)
+        if following is not None and following is not step:
+            assert following.work.decode_requests == len(chunks) == len(following.chunks), "a leap was not stopped"
+            following.work.decode_context_tokens += steps * len(chunks)
+
+    def _name_shared(self, chunks: list[Chunk], steps: int) -> None:
+        """Name the pages of answers that others can find and that ``steps`` more tokens fill, in the order in which they do."""
+        turns: list[tuple[int, int]] = []
+        for at, chunk in enumerate(chunks):
+            job, size = chunk.served.job, self.page_tokens
+            if self.cache.shares_answer(job.request):
+                turns += [(tokens, at) for tokens in range(size - job.target_tokens % size, steps + 1, size)]
+        for tokens, at in sorted(turns):
+            served = chunks[at].served
+            self.cache.name(served.lease, served.job.target_tokens + tokens)
 
     # --- the course of steps -------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from kvsim.engines.vllm.block_pool import BlockLease
 class Served:
     """What the scheduler knows of a request besides its job. The job's ``computed`` counts tokens of steps that run, too."""
 
-    __slots__ = ("flying", "is_loaded", "is_partial", "job", "last_slots", "next_chunk", "steps_out", "stores")
+    __slots__ = ("flying", "is_loaded", "is_partial", "job", "last_slots", "next_chunk", "offered_tokens", "steps_out", "stores")
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -23,6 +23,8 @@ class Served:
         """Whether its load, if it has one, has ended."""
         self.next_chunk = 0
         """Position in its path of the first chunk that is offered next."""
+        self.offered_tokens = 0
+        """The number of its tokens with which that one is offered."""
         self.stores = 0
         """Its stores whose end has not been reported."""
         self.last_slots: Any = None
