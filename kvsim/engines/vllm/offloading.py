@@ -140,12 +140,12 @@ class OffloadingCache(SteppedCache):
 
     def reads_handed(self, copy: BlockCopy) -> bool:
         """Whether a store reads a block that has been given to a request, anew or as a hit, since ``begin_pass``."""
-        handed = self.pool.handed
-        if not handed:
+        if not self.pool.handed:
             return False
-        if len(handed) > 1:
-            self.pool.handed = handed = [np.concatenate(handed)]
-        return bool(np.isin(copy.slots, handed[0]).any())
+        is_handed = np.zeros(self.gpu.pool.capacity, dtype=bool)
+        for slots in self.pool.handed:
+            is_handed[slots] = True
+        return bool(is_handed[copy.slots].any())
 
     def report(self, copy: BlockCopy) -> None:
         """Let the end of a copy take effect in the CPU pool."""

@@ -121,7 +121,8 @@ class CpuOffloads(Offloads):
         stores: list[BlockCopy] = []
         for chunk in chunks:
             served = chunk.served
-            self._offer_of(served, min(chunk.begin + chunk.tokens, served.job.target_tokens), stores)
+            if chunk.upto >= served.offered_tokens:
+                self._offer_of(served, min(chunk.upto, served.job.target_tokens), stores)
         finished, self._finished = self._finished, []
         for served in finished:
             self._offer_of(served, served.job.target_tokens - 1, stores)

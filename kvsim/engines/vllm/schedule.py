@@ -14,6 +14,7 @@ from kvsim.engine.job import LOST as GIVEN_UP
 from kvsim.engine.schedule import Parts, Schedule, Step
 from kvsim.engine.substrate import Work
 from kvsim.engine.waiting import WaitingRequests
+from kvsim.engines.vllm.block_pool import BlockLease
 from kvsim.engines.vllm.line import ArrivalLine
 from kvsim.engines.vllm.offloads import NO_COPIES, Offloads
 from kvsim.engines.vllm.served import Chunk, Served
@@ -77,6 +78,9 @@ class BlockSchedule(Schedule):
         self._was_empty = False
         """Whether the last pass computed nothing."""
         self._chunks: list[Chunk] = []
+        self._work = Work()
+        """That of the pass, without the decoding requests."""
+        self._decoding: list[Job] = []
         self._budget = 0
         self._preempted: list[Served] = []
         self._leaving: list[Served] = []
@@ -140,7 +144,8 @@ class BlockSchedule(Schedule):
         return step
 
     def _pass(self) -> BlockStep:
-        self._chunks, self._preempted, self._leaving = [], [], []
+        self._chunks, self._decoding, self._preempted, self._leaving = [], [], [], []
+        self._work = Work(engine=self.number)
         self._budget = self.max_batch_tokens
         self.offloads.begin_pass()
         at = 0
@@ -153,30 +158,41 @@ class BlockSchedule(Schedule):
             at += 1
         if not self._preempted and not self.is_draining:
             self._admit()
-        return self._step(self._chunks)
+        return self._step()
 
     def _serve(self, served: Served) -> bool:
         """Give a running request its next tokens. Returns False if no more running requests are served."""
-        job = served.job
+        job, lease = served.job, served.lease
         tokens = min(job.target_tokens + served.flying - job.computed, self._budget)
-        while not self.cache.reserve(served.lease, job.computed + tokens):
+        while job.computed + tokens > lease.held_pages * self.page_tokens and not self.cache.reserve(
+            lease, job.computed + tokens
+        ):
             last = self.running[-1]
             if self.offloads.keeps_in_flight and last.steps_out:
                 return False
             self._preempt(last)
             if last is served:
                 return False
-        self._plan(served, tokens)
+        self._plan(served, lease, tokens)
         return True
 
-    def _plan(self, served: Served, tokens: int) -> None:
+    def _plan(self, served: Served, lease: BlockLease, tokens: int) -> None:
         """Add tokens to the step; the request has the blocks for them. Full blocks of known tokens get their names."""
-        job = served.job
-        known, upto = job.target_tokens, job.computed + tokens
-        self.cache.name(served.lease, min(upto, known))
+        job, work = served.job, self._work
+        known, begin = job.target_tokens, job.computed
+        upto = begin + tokens
+        if lease.rest:
+            self.cache.name(lease, min(upto, known))
         samples = upto == known + served.flying
-        self._chunks.append(Chunk(served, tokens, job.computed, samples=samples, decodes=job.phase == DECODING))
+        self._chunks.append(Chunk(served, upto, samples))
         self._budget -= tokens
+        if job.phase == DECODING:
+            self._decoding.append(job)
+            work.decode_context_tokens += begin
+        else:
+            work.chunks.append((tokens, begin))
+            work.prefilling.append((job, tokens))
+            work.sampled_tokens += samples
         job.computed = upto
         served.steps_out += 1
         if samples:
@@ -261,12 +277,12 @@ class BlockSchedule(Schedule):
 
     def _begin(self, served: Served) -> None:
         """Let an admitted request compute; the caller has found room for all its tokens."""
-        job = served.job
+        job, lease = served.job, served.lease
         self.running.append(served)
         tokens = min(job.target_tokens - job.computed, self._budget)
-        has_room = self.cache.reserve(served.lease, job.computed + tokens)
+        has_room = self.cache.reserve(lease, job.computed + tokens)
         assert has_room, "a request was admitted without room"
-        self._plan(served, tokens)
+        self._plan(served, lease, tokens)
 
     def _pages(self, job: Job) -> int:
         """Return the pages of a request's known tokens."""
@@ -280,21 +296,13 @@ class BlockSchedule(Schedule):
 
     # --- steps ---------------------------------------------------------------------------------------------------------------
 
-    def _step(self, chunks: list[Chunk]) -> BlockStep:
-        prompts = [chunk for chunk in chunks if not chunk.decodes]
-        answers = [chunk for chunk in chunks if chunk.decodes]
-        work = Work(
-            chunks=[(chunk.tokens, chunk.begin) for chunk in prompts],
-            sampled_tokens=sum([chunk.samples for chunk in prompts]),
-            decode_requests=len(answers),
-            decode_context_tokens=sum([chunk.begin for chunk in answers]),
-            prefilling=[(chunk.served.job, chunk.tokens) for chunk in prompts],
-            decoding=[chunk.served.job for chunk in answers],
-            engine=self.number,
-        )
-        for chunk in chunks:
-            chunk.served.is_partial = not chunk.samples
-        return BlockStep(work, chunks)
+    def _step(self) -> BlockStep:
+        work = self._work
+        work.decoding, work.decode_requests = self._decoding, len(self._decoding)
+        if work.chunks:
+            for chunk in self._chunks:
+                chunk.served.is_partial = not chunk.samples
+        return BlockStep(work, self._chunks)
 
     # --- leaps ---------------------------------------------------------------------------------------------------------------
 
@@ -376,16 +384,16 @@ class BlockSchedule(Schedule):
 
     def _appear(self, served: Served) -> None:
         """Record the next token of an answer. A request that was preempted meanwhile gets its token, too."""
-        job, now = served.job, self.env.now
+        job = served.job
         served.flying -= 1
         if not job.is_prefilled:
             job.is_prefilled = True
             if not job.generated:
-                job.times.first_token_s = now
+                job.times.first_token_s = self.env.now
                 self.frontend.book.waited(job)
             self.frontend.first_token(job, self.number)
         job.generated += 1
-        if job.lease is not None:
+        if job.lease is not None and job.lease.rest:
             self.cache.name(served.lease, job.computed - served.flying)
         if job.generated >= job.request.output_tokens:
             self._finish(served)

@@ -42,16 +42,12 @@ class Served:
 
 
 class Chunk:
-    """The tokens of a request that a step computes."""
+    """The tokens of a request that a step computes, up to the first ``upto`` in all."""
 
-    __slots__ = ("begin", "decodes", "samples", "served", "tokens")
+    __slots__ = ("samples", "served", "upto")
 
-    def __init__(self, served: Served, tokens: int, begin: int, *, samples: bool, decodes: bool) -> None:
+    def __init__(self, served: Served, upto: int, samples: bool) -> None:
         self.served = served
-        self.tokens = tokens
-        self.begin = begin
-        """Tokens before them."""
+        self.upto = upto
         self.samples = samples
         """Whether a token of the answer comes of it."""
-        self.decodes = decodes
-        """Whether it is the token after the one that the last step brought."""
