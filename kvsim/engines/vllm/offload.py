@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvsim.core.copies import Counts
 from kvsim.core.tier import Edge
 from kvsim.pages.extent_order import ExtentOrder
-from kvsim.pages.extents import Extent, count_pages, split_extents
+from kvsim.pages.extents import Extent, count_pages, split_extents, union
 
 if TYPE_CHECKING:
     from kvsim.policies.eviction.offload_order import OffloadOrder, OffloadUse, Placed
@@ -151,10 +151,8 @@ class OffloadTier:
 
     def _kept(self, offered: tuple[Extent, ...]) -> list[Extent]:
         """Return the chunks that are not evicted now: those offered, written and loaded."""
-        kept = ExtentOrder()
-        for runs in (offered, [run for busy in (self._writing, self._reading) for run, _, _ in busy.oldest_first()]):
-            kept.append([run for run, here in self.order.find(runs) if here])
-        return [run for run, _, _ in kept.oldest_first()]
+        busy = [run for order in (self._writing, self._reading) for run, _, _ in order.oldest_first()]
+        return union([*busy, *[run for run, here in self.order.find(offered) if here]])
 
     def end_store(self, chunks: list[Extent]) -> None:
         """End a store: its chunks are ready."""
