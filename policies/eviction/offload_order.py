@@ -88,7 +88,7 @@ class OffloadOrder(metaclass=ABCMeta):
 
     @abstractmethod
     def store(self, use: OffloadUse, chunks: Placed) -> None:
-        """Add the chunks that a request stores."""
+        """Add the chunks that a request stores; it has wanted them."""
 
     @abstractmethod
     def finish(self, use: OffloadUse) -> None:
@@ -133,7 +133,6 @@ class LruOffload(OffloadOrder):
 
     def store(self, use: OffloadUse, chunks: Placed) -> None:
         for run, place in chunks:
-            use.note(run, STORED)
             self._put(run, place, use.number)
 
     def finish(self, use: OffloadUse) -> None:

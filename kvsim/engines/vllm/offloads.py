@@ -110,7 +110,8 @@ class CpuOffloads(Offloads):
 
     def launch(self, chunks: Sequence[Chunk], preempted: Sequence[Served]) -> list[BlockCopy]:
         kept, decided = self._kept, self._offer(chunks)
-        flushed = [copy for copy in self.copies if self._is_waited_for(copy, preempted)]
+        may_wait = bool(preempted or self.cache.pool.handed)
+        flushed = [copy for copy in self.copies if self._is_waited_for(copy, preempted)] if may_wait else NO_COPIES
         for copy in [*kept, *[copy for copy in decided if copy in flushed]]:
             self._lines.submit(copy, self._last_step)
         self._kept = [copy for copy in decided if copy not in flushed]
@@ -134,8 +135,7 @@ class CpuOffloads(Offloads):
         job = served.job
         if tokens < served.offered_tokens:
             return
-        slots = job.lease if served.last_slots is None else served.last_slots
-        served.next_chunk, copy = self.cache.offer(job.request, served.next_chunk, tokens, slots)
+        served.next_chunk, copy = self.cache.offer(job.request, served.next_chunk, tokens)
         served.offered_tokens = self.cache.next_offer(job.request, served.next_chunk)
         if copy is not None:
             copy.owner = served
@@ -148,7 +148,7 @@ class CpuOffloads(Offloads):
         if copy.is_load or copy.transfer.done:
             return False
         owner: Served = copy.owner
-        return owner in preempted or owner.job.phase == ENDED and self.cache.reads_handed(copy)
+        return owner in preempted or owner.job.phase == ENDED and self.cache.reads_handed(copy, owner.last_slots)
 
     def seen(self) -> list[BlockCopy]:
         ended = [copy for copy in self.copies if copy.transfer.done and not copy.is_reported]
