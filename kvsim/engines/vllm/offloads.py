@@ -60,6 +60,11 @@ class Offloads:
         """
         return LEAP_STEPS
 
+    @property
+    def only_waits(self) -> bool:
+        """Whether copies are under way, and nothing else is to be done before one of them ends."""
+        return False
+
     def room_of_leap(self, gpu: Tier, *, has_waiting: bool) -> int:
         """Return the pages that a leap may take."""
         return gpu.available_pages
@@ -171,6 +176,12 @@ class CpuOffloads(Offloads):
             return has_waiting
         owner: Served = copy.owner
         return not copy.is_load and (owner.job.phase == ENDED or owner.is_last_out)
+
+    @property
+    def only_waits(self) -> bool:
+        if self._kept or self._loads or self._finished or not self.copies:
+            return False
+        return not any(copy.transfer.done for copy in self.copies)
 
     def room_of_leap(self, gpu: Tier, *, has_waiting: bool) -> int:
         """If requests wait, pages that are evicted for it may be those that one of them would have found."""

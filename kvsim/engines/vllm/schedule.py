@@ -42,7 +42,8 @@ class BlockSchedule(Schedule):
 
     a pass      running requests get their next tokens and the blocks for them. Without room, the last one is preempted. Then,
                 unless one was preempted, those whose loads have ended are admitted, then others, in order, until one does not fit
-    empty pass  if work is left, the next one follows after ``POLL_S``: so an engine that waits for copies polls
+    empty pass  if work is left, the next one follows after ``POLL_S``: so an engine that waits for copies polls. Polls that would
+                find nothing new are left out
     look ahead  with the overlap loop, a pass takes place while the step before it runs (``AsyncScheduler``): a token in flight
                 counts, and a request whose last token is in flight is passed over
     in flight   with CPU offloading, a request whose step runs is not preempted. Without, its token still counts
@@ -66,6 +67,7 @@ class BlockSchedule(Schedule):
         self.queue = ArrivalLine()
         self.waiting = WaitingRequests(self.cache, parts.gpu, parts.mover, parts.prefetching, self.queue, parts.wake)
         self.offloads = offloads
+        self._woken = parts.woken
         self.running: list[Served] = []
         """In order of admission."""
         self.loading: list[Served] = []
@@ -111,7 +113,7 @@ class BlockSchedule(Schedule):
         raise AssertionError("vLLM's schedule takes no requests from other engines")
 
     def transfer_ended(self, transfer: Transfer) -> bool:
-        return self._leap is not None
+        return self._leap is not None or not self.running
 
     # --- a pass --------------------------------------------------------------------------------------------------------------
 
@@ -121,7 +123,7 @@ class BlockSchedule(Schedule):
 
     def form(self) -> Any:
         if self._was_empty and self._has_work:
-            yield self.env.timeout(POLL_S)
+            yield from self._poll()
         else:
             yield self.env.timeout(0.0)  # requests that arrive at the same moment are seen
         self._was_empty = False
@@ -142,6 +144,16 @@ class BlockSchedule(Schedule):
         if self._leap is None:
             self._extend(step)
         return step
+
+    def _poll(self) -> Any:
+        """Wait for the next poll or, if only the end of a copy or an arrival changes anything, for the first one after that."""
+        at_s = self.env.now + POLL_S
+        is_settled = not (self.running or self._has_finished or any(served.is_loaded for served in self.loading))
+        if is_settled and self.offloads.only_waits:
+            yield self._woken()
+            while at_s < self.env.now:
+                at_s += POLL_S
+        yield self.env.timeout(at_s - self.env.now)
 
     def _pass(self) -> BlockStep:
         self._chunks, self._decoding, self._preempted, self._leaving = [], [], [], []
