@@ -82,6 +82,10 @@ class OffloadTier:
             chunks.append(run)
         return Found(chunks, self._writing.count(chunks) > 0, self._reading.count(chunks) > 0)
 
+    def is_busy(self, path: tuple[Extent, ...]) -> bool:
+        """Whether chunks of a path are being written or loaded."""
+        return self._writing.count(path) > 0 or self._reading.count(path) > 0
+
     def begin_load(self, use: "OffloadUse", chunks: list[Extent], first: int) -> None:
         """Load chunks for a request, from the one at position ``first`` of its path on; they stay until ``end_load``."""
         self.order.touch(use, _placed(chunks, first))

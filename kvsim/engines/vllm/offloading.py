@@ -90,6 +90,10 @@ class OffloadingCache(SteppedCache):
             return NOTHING
         return None if found.is_read else Loadable(found.chunks, first, pages)
 
+    def moves(self, request: Request) -> bool:
+        """Whether chunks of a request are being stored or loaded."""
+        return self.offload.is_busy(self.use_of(request).path)
+
     def begin_load(self, lease: Lease, loadable: Loadable) -> BlockCopy:
         """Take the blocks for a load, which the caller has found room for; the lease has just been admitted."""
         has_room = self.pool.take(cast(BlockLease, lease), loadable.pages)

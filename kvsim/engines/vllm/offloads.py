@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from simpy import Event
 
 from kvsim.core.lease import Lease
+from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import Tier
 from kvsim.engine.job import ENDED, LEAP_STEPS
@@ -40,6 +41,10 @@ class Offloads:
         """Return what a request can load behind its match; None: it has to ask again."""
         return NOTHING
 
+    def moves(self, request: Request) -> bool:
+        """Whether chunks of a request are being stored or loaded."""
+        return False
+
     def begin_load(self, served: Served, loadable: Loadable) -> int:
         """Decide the load of a request that has just been admitted. Returns the position in its path of the chunk after it."""
         return 0
@@ -52,11 +57,11 @@ class Offloads:
         """Return the copies that have ended since the last step was launched."""
         return NO_COPIES
 
-    def repetitions(self, chunks: Sequence[Chunk], leaving: Sequence[Served], *, has_waiting: bool) -> int:
+    def repetitions(self, chunks: Sequence[Chunk], leaving: Sequence[Served], *, is_settled: bool) -> int:
         """Return how often the step that was launched last is repeated with no part in it for copies.
 
-        leaving      requests whose last tokens are in flight
-        has_waiting  whether requests wait to be admitted, or for loads
+        leaving     requests whose last tokens are in flight
+        is_settled  whether neither the end of a store nor the loss of pages on the GPU matters to requests that wait
         """
         return LEAP_STEPS
 
@@ -65,7 +70,7 @@ class Offloads:
         """Whether copies are under way, and nothing else is to be done before one of them ends."""
         return False
 
-    def room_of_leap(self, gpu: Tier, *, has_waiting: bool) -> int:
+    def room_of_leap(self, gpu: Tier, *, is_settled: bool) -> int:
         """Return the pages that a leap may take."""
         return gpu.available_pages
 
@@ -105,6 +110,9 @@ class CpuOffloads(Offloads):
 
     def loadable(self, served: Served, lease: Lease) -> Loadable | None:
         return None if served.stores else self.cache.loadable(lease, served.job.target_tokens)
+
+    def moves(self, request: Request) -> bool:
+        return self.cache.moves(request)
 
     def begin_load(self, served: Served, loadable: Loadable) -> int:
         copy = self.cache.begin_load(served.lease, loadable)
@@ -161,8 +169,8 @@ class CpuOffloads(Offloads):
             copy.is_reported = True
         return ended
 
-    def repetitions(self, chunks: Sequence[Chunk], leaving: Sequence[Served], *, has_waiting: bool) -> int:
-        if self._kept or self._loads or any(self._holds_up(copy, has_waiting=has_waiting) for copy in self.copies):
+    def repetitions(self, chunks: Sequence[Chunk], leaving: Sequence[Served], *, is_settled: bool) -> int:
+        if self._kept or self._loads or any(self._holds_up(copy, is_settled=is_settled) for copy in self.copies):
             return 0
         if any(served.offered_tokens < served.job.target_tokens + served.flying for served in leaving):
             return 0
@@ -170,10 +178,10 @@ class CpuOffloads(Offloads):
         return max(0, min(LEAP_STEPS, *left))
 
     @staticmethod
-    def _holds_up(copy: BlockCopy, *, has_waiting: bool) -> bool:
+    def _holds_up(copy: BlockCopy, *, is_settled: bool) -> bool:
         """Whether the end of a copy takes effect soon, or a later step may have to wait for it."""
         if copy.transfer.done:
-            return has_waiting
+            return copy.is_load or not is_settled
         owner: Served = copy.owner
         return not copy.is_load and (owner.job.phase == ENDED or owner.is_last_out)
 
@@ -183,9 +191,9 @@ class CpuOffloads(Offloads):
             return False
         return not any(copy.transfer.done for copy in self.copies)
 
-    def room_of_leap(self, gpu: Tier, *, has_waiting: bool) -> int:
-        """If requests wait, pages that are evicted for it may be those that one of them would have found."""
-        return gpu.pool.free if has_waiting else gpu.available_pages
+    def room_of_leap(self, gpu: Tier, *, is_settled: bool) -> int:
+        """Pages that are evicted for it may be those that a request which waits would have found."""
+        return gpu.available_pages if is_settled else gpu.pool.free
 
     def began(self, done: Event) -> None:
         self._last_step = done

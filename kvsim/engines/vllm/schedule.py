@@ -87,6 +87,8 @@ class BlockSchedule(Schedule):
         self._preempted: list[Served] = []
         self._leaving: list[Served] = []
         """Those that the last pass has passed over, since their last tokens are in flight."""
+        self._is_stuck = False
+        """Whether the first request of the queue found no room in the last pass, and only room can help it."""
         self._formed: BlockStep | None = None
         """The step formed last, if it has not ended."""
         self._leap: BlockStep | None = None
@@ -157,7 +159,7 @@ class BlockSchedule(Schedule):
 
     def _pass(self) -> BlockStep:
         self._chunks, self._decoding, self._preempted, self._leaving = [], [], [], []
-        self._work = Work(engine=self.number)
+        self._work, self._is_stuck = Work(engine=self.number), False
         self._budget = self.max_batch_tokens
         self.offloads.begin_pass()
         at = 0
@@ -265,9 +267,13 @@ class BlockSchedule(Schedule):
             passed.add(job)
             return True
         found = lease.gpu_pages + loadable.pages
-        if loadable.pages and not self.cache.pool.has_room(lease.path, found + self._promised):
-            return False
-        if not self.cache.admit(lease, self._pages(job), self.env.now, loadable.pages):
+        if (
+            loadable.pages
+            and not self.cache.pool.has_room(lease.path, found + self._promised)
+            or not self.cache.admit(lease, self._pages(job), self.env.now, loadable.pages)
+        ):
+            lacks_room = not self.cache.pool.has_room(lease.path, self._pages(job))
+            self._is_stuck = lacks_room and not passed and not self.offloads.moves(job.request)
             return False
         self.waiting.leave_queue(job)
         job.lease, job.phase, job.is_known = lease, PREFILLING, True
@@ -330,17 +336,26 @@ class BlockSchedule(Schedule):
         chunks, leaving = step.chunks, self._leaving
         if not chunks or step.work.chunks or self._preempted or len(chunks) + len(leaving) < len(self.running):
             return 0
-        has_waiting = len(self) > len(self.running) or len(self.queue) > 0
-        if has_waiting and (leaving or any(self.cache.shares_answer(chunk.served.job.request) for chunk in chunks)):
+        if (len(self.queue) or self.loading) and (
+            leaving or any(self.cache.shares_answer(one.served.job.request) for one in chunks)
+        ):
             return 0
-        most = self.offloads.repetitions(chunks, leaving, has_waiting=has_waiting)
+        is_settled = self._is_settled
+        most = self.offloads.repetitions(chunks, leaving, is_settled=is_settled)
         for chunk in chunks:
             job = chunk.served.job
             most = min(most, job.request.output_tokens - job.generated - chunk.served.flying)
-        room = self.offloads.room_of_leap(self.gpu, has_waiting=has_waiting)
+        room = self.offloads.room_of_leap(self.gpu, is_settled=is_settled)
         while most > 0 and self._pages_due(step, most) > room:
             most //= 2
         return most
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether the next pass does the same with waiting requests even if stores end or pages leave the GPU."""
+        if not self._takes_more or self.is_draining:
+            return True
+        return (self._is_stuck or not len(self.queue)) and not any(served.is_loaded for served in self.loading)
 
     def _pages_due(self, step: BlockStep, steps: int) -> int:
         """Return the pages that the requests of a decode step take in the ``steps`` after it."""
