@@ -38,6 +38,9 @@ class BlockCopy:
         """Whether the end has been seen at the launch of a step."""
 
 
+NO_COPIES: list[BlockCopy] = []
+
+
 class BlockLower(Lower):
     """What lies below the GPU: copies run as they are; the CPU pool knows its chunks itself."""
 

@@ -10,12 +10,10 @@ from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import Tier
 from kvsim.engine.job import ENDED, LEAP_STEPS
 from kvsim.engine.mover import Mover
-from kvsim.engines.vllm.copies import BlockCopy, CopyLines
+from kvsim.engines.vllm.copies import NO_COPIES, BlockCopy, CopyLines
 from kvsim.engines.vllm.offloading import NOTHING, Loadable, OffloadingCache
 from kvsim.engines.vllm.served import Chunk, Served
 from kvsim.pages.extents import count_pages
-
-NO_COPIES: list[BlockCopy] = []
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -6,7 +6,7 @@ from simpy import Event
 
 from kvsim.core.lease import LOST, RETRACTED
 from kvsim.core.request import Request
-from kvsim.core.transfer import NO_TRANSFERS, Transfer
+from kvsim.core.transfer import Transfer
 from kvsim.core.tree import Node
 from kvsim.engine.frontend import Frontend
 from kvsim.engine.job import DECODING, ENDED, PREFILLING, Job
@@ -15,26 +15,15 @@ from kvsim.engine.schedule import Parts, Schedule, Step
 from kvsim.engine.substrate import Work
 from kvsim.engine.waiting import WaitingRequests
 from kvsim.engines.vllm.block_pool import BlockLease
+from kvsim.engines.vllm.leaps import Leaps
 from kvsim.engines.vllm.line import ArrivalLine
-from kvsim.engines.vllm.offloads import NO_COPIES, Offloads
-from kvsim.engines.vllm.served import Chunk, Served
+from kvsim.engines.vllm.offloads import Offloads
+from kvsim.engines.vllm.served import BlockStep, Chunk, Served
 from kvsim.engines.vllm.stepped import SteppedCache
 
 NO_PATH: list[Node] = []
 POLL_S: Final = 0.001
 """Seconds between a pass that computes nothing and the next one (``_process_engine_step``)."""
-
-
-class BlockStep(Step):
-    """A step that a pass has formed; perhaps it computes nothing."""
-
-    __slots__ = ("chunks", "reported")
-
-    def __init__(self, work: Work, chunks: list[Chunk]) -> None:
-        super().__init__(work, NO_TRANSFERS)
-        self.chunks = chunks
-        self.reported = NO_COPIES
-        """Copies whose ends take effect with its results."""
 
 
 class BlockSchedule(Schedule):
@@ -47,9 +36,7 @@ class BlockSchedule(Schedule):
     look ahead  with the overlap loop, a pass takes place while the step before it runs (``AsyncScheduler``): a token in flight
                 counts, and a request whose last token is in flight is passed over
     in flight   with CPU offloading, a request whose step runs is not preempted. Without, its token still counts
-    leap        a step in which all running requests decode is repeated in one event as long as the passes between would form it
-                again. Whatever they could see ends the leap at the next boundary: an arrival, the end of a copy. With the overlap
-                loop, the step after a leap is formed when the leap has begun, as the leap's second
+    leap        decode steps are taken in one event where the passes between them would change nothing (``Leaps``)
     """
 
     def __init__(self, parts: Parts, offloads: Offloads, *, looks_ahead: bool) -> None:
@@ -91,8 +78,7 @@ class BlockSchedule(Schedule):
         """Whether the first request of the queue found no room in the last pass, and only room can help it."""
         self._formed: BlockStep | None = None
         """The step formed last, if it has not ended."""
-        self._leap: BlockStep | None = None
-        """The leap that is formed or under way."""
+        self._leaps = Leaps(self.cache, parts.gpu, offloads, looks_ahead=looks_ahead)
 
     def report_to(self, frontend: Frontend) -> None:
         self.frontend = frontend
@@ -115,7 +101,7 @@ class BlockSchedule(Schedule):
         raise AssertionError("vLLM's schedule takes no requests from other engines")
 
     def transfer_ended(self, transfer: Transfer) -> bool:
-        return self._leap is not None or not self.running
+        return self._leaps.current is not None or not self.running
 
     # --- a pass --------------------------------------------------------------------------------------------------------------
 
@@ -143,8 +129,7 @@ class BlockSchedule(Schedule):
         self._was_empty = not step.chunks
         self._steps_out += 1
         self._formed = step
-        if self._leap is None:
-            self._extend(step)
+        self._leap(step)
         return step
 
     def _poll(self) -> Any:
@@ -322,33 +307,13 @@ class BlockSchedule(Schedule):
                 chunk.served.is_partial = not chunk.samples
         return BlockStep(work, self._chunks)
 
-    # --- leaps ---------------------------------------------------------------------------------------------------------------
-
-    def _extend(self, step: BlockStep) -> None:
-        """Make a leap of a step that the next passes would form again. With the overlap loop, the last repetition comes after."""
-        steps = self._repetitions(step) + (0 if self.looks_ahead else 1)
-        if steps > 1:
-            step.work.max_steps = steps
-            self._leap = step
-
-    def _repetitions(self, step: BlockStep) -> int:
-        """Return how often a step is repeated if no request arrives and no copy ends."""
-        chunks, leaving = step.chunks, self._leaving
-        if not chunks or step.work.chunks or self._preempted or len(chunks) + len(leaving) < len(self.running):
-            return 0
-        if (len(self.queue) or self.loading) and (
-            leaving or any(self.cache.shares_answer(one.served.job.request) for one in chunks)
-        ):
-            return 0
-        is_settled = self._is_settled
-        most = self.offloads.repetitions(chunks, leaving, is_settled=is_settled)
-        for chunk in chunks:
-            job = chunk.served.job
-            most = min(most, job.request.output_tokens - job.generated - chunk.served.flying)
-        room = self.offloads.room_of_leap(self.gpu, is_settled=is_settled)
-        while most > 0 and self._pages_due(step, most) > room:
-            most //= 2
-        return most
+    def _leap(self, step: BlockStep) -> None:
+        """Make a leap of a step if the next passes would form it again."""
+        if self._leaps.current is not None or self._preempted or step.work.chunks or not step.chunks:
+            return
+        if len(step.chunks) + len(self._leaving) == len(self.running):
+            has_waiting = bool(self.loading) or len(self.queue) > 0
+            self._leaps.begin(step, self._leaving, has_waiting=has_waiting, is_settled=self._is_settled)
 
     @property
     def _is_settled(self) -> bool:
@@ -357,41 +322,6 @@ class BlockSchedule(Schedule):
             return True
         return (self._is_stuck or not len(self.queue)) and not any(served.is_loaded for served in self.loading)
 
-    def _pages_due(self, step: BlockStep, steps: int) -> int:
-        """Return the pages that the requests of a decode step take in the ``steps`` after it."""
-        leases = [(chunk.served.job.computed + steps, chunk.served.lease) for chunk in step.chunks]
-        return sum([max(0, -(-tokens // self.page_tokens) - lease.held_pages) for tokens, lease in leases])
-
-    def _repeat(self, step: BlockStep, steps: int) -> None:
-        """Record that a leap has repeated its step ``steps`` times."""
-        chunks = step.chunks
-        has_room = self.cache.pool.make_room(self._pages_due(step, steps))
-        assert has_room, "a leap had no room for its pages"
-        for chunk in chunks:
-            job = chunk.served.job
-            job.computed += steps
-            self.cache.reserve(chunk.served.lease, job.computed)
-        self._name_shared(chunks, steps)
-        for chunk in chunks:
-            chunk.served.job.generated += steps
-        following = self._formed
-        if following is not None and following is not step:
-            assert following.work.decode_requests == len(chunks) == len(following.chunks), "a leap was not stopped"
-            following.work.decode_context_tokens += steps * len(chunks)
-
-    def _name_shared(self, chunks: list[Chunk], steps: int) -> None:
-        """Name the pages of answers that others can find and that ``steps`` more tokens fill, in the order in which they do."""
-        turns: list[tuple[int, int]] = []
-        for at, chunk in enumerate(chunks):
-            job, size = chunk.served.job, self.page_tokens
-            if self.cache.shares_answer(job.request):
-                turns += [(tokens, at) for tokens in range(size - job.target_tokens % size, steps + 1, size)]
-        for tokens, at in sorted(turns):
-            served = chunks[at].served
-            self.cache.name(served.lease, served.job.target_tokens + tokens)
-
-    # --- the course of steps -------------------------------------------------------------------------------------------------
-
     def began(self, step: Step, done: Event) -> None:
         step.work.has_copies = self.mover.begins_copies(self.gpu.owner)
         self.offloads.began(done)
@@ -399,9 +329,7 @@ class BlockSchedule(Schedule):
     def ended(self, step: Step, steps: int) -> None:
         done = cast(BlockStep, step)
         self._steps_out -= 1
-        self._leap = None if self._leap is done else self._leap
-        if steps > 1:
-            self._repeat(done, steps - 1)
+        self._leaps.end(done, steps, None if self._formed is done else self._formed)
         for chunk in done.chunks:
             served = chunk.served
             served.steps_out -= 1
@@ -442,16 +370,14 @@ class BlockSchedule(Schedule):
     # --- failure -------------------------------------------------------------------------------------------------------------
 
     def stop(self, steps: int) -> list[Job]:
-        if self._leap is not None:
-            for chunk in self._leap.chunks:
-                chunk.served.job.generated += steps
+        self._leaps.stop(steps)
         held = [served.job for served in (*self.running, *self.loading)]
         jobs = [*self.queue, *held, *self.waiting.fetching]
         for job in jobs:
             self.drop(job, is_up=False)
         self.offloads.stop()
         self._steps_out, self._was_empty, self._has_finished = 0, False, False
-        self._formed = self._leap = None
+        self._formed = None
         return jobs
 
     def drop(self, job: Job, *, is_up: bool) -> None:

@@ -1,9 +1,13 @@
-"""A request on vLLM's scheduler, and what a step computes of it."""
+"""A request on vLLM's scheduler, what a step computes of it, and the step."""
 
 from typing import Any, cast
 
+from kvsim.core.transfer import NO_TRANSFERS
 from kvsim.engine.job import Job
+from kvsim.engine.schedule import Step
+from kvsim.engine.substrate import Work
 from kvsim.engines.vllm.block_pool import BlockLease
+from kvsim.engines.vllm.copies import NO_COPIES
 
 
 class Served:
@@ -51,3 +55,15 @@ class Chunk:
         self.upto = upto
         self.samples = samples
         """Whether a token of the answer comes of it."""
+
+
+class BlockStep(Step):
+    """A step that a pass has formed; perhaps it computes nothing."""
+
+    __slots__ = ("chunks", "reported")
+
+    def __init__(self, work: Work, chunks: list[Chunk]) -> None:
+        super().__init__(work, NO_TRANSFERS)
+        self.chunks = chunks
+        self.reported = NO_COPIES
+        """Copies whose ends take effect with its results."""
