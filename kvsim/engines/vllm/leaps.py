@@ -58,7 +58,7 @@ class Leaps:
         return sum([max(0, -(-tokens // page_tokens) - lease.held_pages) for tokens, lease in leases])
 
     def end(self, step: BlockStep, steps: int, following: BlockStep | None) -> None:
-        """Record what a step has done before its last ``steps``-th part; ``following`` has been formed meanwhile, if any was."""
+        """Record all but the last step of what has ended, ``steps`` decode steps; ``following`` has been formed meanwhile."""
         if self.current is step:
             self.current = None
         if steps > 1:

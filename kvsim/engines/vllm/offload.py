@@ -111,9 +111,11 @@ class OffloadTier:
         self.offers.count(offered)
         ready: Placed = []
         wanted: Placed = []
+        known: list[Extent] = []
         place = first
         for run, here in self.order.find(offered):
             if here:
+                known.append(run)
                 free = [part for part, written in self._writing.pieces((run,)) if written is None]
                 ready += [(part, place + part[0] - run[0]) for part in free]
             else:
@@ -123,7 +125,7 @@ class OffloadTier:
             self.order.touch(use, ready)
         if wanted:
             self.order.want(use, wanted)
-        return wanted if self._store(use, wanted, offered) else None
+        return wanted if self._store(use, wanted, known) else None
 
     def _admitted(self, run: Extent, place: int) -> "Placed":
         """Return those of missing chunks that have been offered often enough."""
@@ -133,8 +135,11 @@ class OffloadTier:
         self.counts.below_threshold_pages += (run[1] - count_pages(admitted)) * self.chunk_pages
         return [(part, place + part[0] - run[0]) for part in admitted]
 
-    def _store(self, use: "OffloadUse", wanted: "Placed", offered: tuple[Extent, ...]) -> bool:
-        """Make room for chunks and store them. Returns False, with nothing stored, if too few others can be evicted."""
+    def _store(self, use: "OffloadUse", wanted: "Placed", offered: list[Extent]) -> bool:
+        """Make room for chunks and store them. Returns False, with nothing stored, if too few others can be evicted.
+
+        ``offered`` chunks, which are stored already, are not evicted.
+        """
         order, tier, pool = self.order, self.tier, self.tier.pool
         runs = [run for run, _ in wanted]
         chunks = count_pages(runs)
@@ -153,10 +158,10 @@ class OffloadTier:
         self.counts.written_pages += chunks * self.chunk_pages
         return True
 
-    def _kept(self, offered: tuple[Extent, ...]) -> list[Extent]:
+    def _kept(self, offered: list[Extent]) -> list[Extent]:
         """Return the chunks that are not evicted now: those offered, written and loaded."""
         busy = [run for order in (self._writing, self._reading) for run, _, _ in order.oldest_first()]
-        return union([*busy, *[run for run, here in self.order.find(offered) if here]])
+        return union([*offered, *busy])
 
     def end_store(self, chunks: list[Extent]) -> None:
         """End a store: its chunks are ready."""

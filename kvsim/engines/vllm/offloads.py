@@ -210,7 +210,8 @@ class CpuOffloads(Offloads):
                 owner.stores -= 1
 
     def finishes(self, served: Served) -> None:
-        served.last_slots = self.cache.slots_of(served.lease)
+        if served.stores or served.offered_tokens < served.job.target_tokens:
+            served.last_slots = self.cache.slots_of(served.lease)
         self._finished.append(served)
 
     def stop(self) -> None:

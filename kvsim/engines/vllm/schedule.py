@@ -163,9 +163,8 @@ class BlockSchedule(Schedule):
         """Give a running request its next tokens. Returns False if no more running requests are served."""
         job, lease = served.job, served.lease
         tokens = min(job.target_tokens + served.flying - job.computed, self._budget)
-        while job.computed + tokens > lease.held_pages * self.page_tokens and not self.cache.reserve(
-            lease, job.computed + tokens
-        ):
+        upto = job.computed + tokens
+        while upto > lease.held_pages * self.page_tokens and not self.cache.reserve(lease, upto):
             last = self.running[-1]
             if self.offloads.keeps_in_flight and last.steps_out:
                 return False

@@ -32,7 +32,7 @@ class Served:
         self.stores = 0
         """Its stores whose end has not been reported."""
         self.last_slots: Any = None
-        """The GPU's slots of its pages when it finished."""
+        """The GPU's slots of its pages when it finished, if stores read them."""
 
     @property
     def lease(self) -> BlockLease:
