@@ -100,6 +100,7 @@ class Engine(Watch):
             scheduling=scheduling,
             number=number,
             wake=self.wake,
+            woken=lambda: self._wakeup,
         )
         self.schedule = ContinuousBatching(parts) if schedule is None else schedule(parts)
         self.waiting = self.schedule.waiting

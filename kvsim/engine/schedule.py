@@ -45,6 +45,8 @@ class Parts:
     """Of the engine."""
     wake: Callable[[], None]
     """Makes the engine plan again."""
+    woken: Callable[[], Event]
+    """Returns the event that happens when the engine is made to plan again."""
 
 
 class Step:

@@ -5,6 +5,7 @@ for the consecutive ids ``start ... start + pages - 1`` along one path. Extents 
 one ends.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable
 
 Extent = tuple[int, int]
@@ -65,6 +66,42 @@ def join_extents(first: tuple[Extent, ...], second: tuple[Extent, ...]) -> tuple
     if start + pages == second[0][0]:
         return (*first[:-1], (start, pages + second[0][1]), *second[1:])
     return first + second
+
+
+def union(extents: Iterable[Extent]) -> list[Extent]:
+    """Return the pages of extents in the order of their ids, each once, as normalised extents."""
+    merged: list[Extent] = []
+    upto = -1
+    for start, pages in sorted(extents):
+        stop = start + pages
+        if merged and start <= upto:
+            if stop > upto:
+                first = merged[-1][0]
+                merged[-1] = (first, stop - first)
+        else:
+            merged.append((start, pages))
+        upto = max(upto, stop)
+    return merged
+
+
+def parts_by(extent: Extent, others: list[Extent]) -> list[tuple[Extent, bool]]:
+    """Cut an extent into pieces, each with whether it lies in ``others``, which are as ``union`` returns them."""
+    parts: list[tuple[Extent, bool]] = []
+    start, stop = extent[0], extent[0] + extent[1]
+    for at in range(max(0, bisect_right(others, (start, 0)) - 1), len(others)):
+        first, pages = others[at]
+        if first >= stop:
+            break
+        begin, end = max(start, first), min(stop, first + pages)
+        if begin >= end:
+            continue
+        if start < begin:
+            parts.append(((start, begin - start), False))
+        parts.append(((begin, end - begin), True))
+        start = end
+    if start < stop:
+        parts.append(((start, stop - start), False))
+    return parts
 
 
 def every_last(pages: tuple[Extent, ...], share: int) -> list[Extent]:

@@ -11,7 +11,7 @@ from math import frexp, ldexp, ulp
 from typing import Final
 
 from kvsim.pages.extent_order import ExtentOrder
-from kvsim.pages.extents import Extent
+from kvsim.pages.extents import Extent, parts_by
 
 Seen = list[tuple[Extent, bool]]
 """A part of a path, head to tail: chunks that were stored (True) or are to be stored (False)."""
@@ -81,11 +81,14 @@ class OffloadOrder(metaclass=ABCMeta):
 
     @abstractmethod
     def evict(self, pages: int, keep: list[Extent]) -> None:
-        """Evict exactly ``pages`` chunks, none of ``keep``; the caller has checked that they exist."""
+        """Evict exactly ``pages`` chunks, none of ``keep``; the caller has checked that they exist.
+
+        ``keep`` is in the order of the chunks' ids, each once, as ``union`` returns it.
+        """
 
     @abstractmethod
     def store(self, use: OffloadUse, chunks: Placed) -> None:
-        """Add the chunks that a request stores."""
+        """Add the chunks that a request stores; it has wanted them."""
 
     @abstractmethod
     def finish(self, use: OffloadUse) -> None:
@@ -130,7 +133,6 @@ class LruOffload(OffloadOrder):
 
     def store(self, use: OffloadUse, chunks: Placed) -> None:
         for run, place in chunks:
-            use.note(run, STORED)
             self._put(run, place, use.number)
 
     def finish(self, use: OffloadUse) -> None:
@@ -141,8 +143,6 @@ class LruOffload(OffloadOrder):
                     self._put(part, place + part[0] - run[0], self._drawn)
 
     def evict(self, pages: int, keep: list[Extent]) -> None:
-        kept = ExtentOrder()
-        kept.append(keep)
         passed: list[int] = []
         while pages > 0:
             number = self._lowest[0]
@@ -152,7 +152,7 @@ class LruOffload(OffloadOrder):
             while chunks and pages > 0:
                 run, place = chunks.pop()
                 for part, other in self._numbers.pieces((run,))[::-1]:
-                    for piece, is_kept in kept.pieces((part,))[::-1] if other == number else ():
+                    for piece, is_kept in parts_by(part, keep)[::-1] if other == number else ():
                         taken = 0 if is_kept else min(pages, piece[1])
                         pages -= taken
                         self._numbers.remove(((piece[0] + piece[1] - taken, taken),) if taken else ())

@@ -391,7 +391,7 @@ def test_the_preset_s_cpu_pages_are_never_smaller_than_those_of_the_gpu() -> Non
     built = plan("page_tokens=512", TWO_TIERS)
     assert [tier.unit_pages for tier in built.tiers] == [1, 1] and built.config["tiers"]["cpu"]["page_tokens"] is None
     assert [tier.unit_pages for tier in plan("page_tokens=64", TWO_TIERS).tiers] == [1, 4]
-    with pytest.raises(UsageError, match="tiers.cpu.page_tokens must be a multiple of page_tokens=512, not 256"):
+    with pytest.raises(UsageError, match=r"tiers\.cpu\.page_tokens must be a multiple of page_tokens=512, not 256"):
         plan("page_tokens=512", TWO_TIERS, "tiers.cpu.page_tokens=256")
 
 

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,13 +12,14 @@ import pytest
 
 import kvsim
 from kvsim.cli import main
-from kvsim.cluster.cluster import Cluster
+from kvsim.cluster.cluster import Cluster, Failure
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import CacheSetup
 from kvsim.core.tier import Tier, chain
 from kvsim.engine.engine import Engine, EngineSettings
 from kvsim.engine.prefetching import Prefetching
+from kvsim.engine.watch import EngineWatch
 from kvsim.engines.vllm.offloading import OffloadingCache
 from kvsim.engines.vllm.rules import VLLMRules
 from kvsim.errors import UsageError
@@ -73,13 +75,13 @@ class Small:
             self.hardware, PAGE_TOKENS, gpu, batch_tokens, seats, is_async=is_async, offloading=offloading
         )
 
-    def run(self, requests: list[Request]) -> list[Row]:
+    def run(self, requests: list[Request], watches: Sequence[EngineWatch] = (), failures: Sequence[Failure] = ()) -> list[Row]:
         """Hit pages on GPU and CPU, preemptions and times; everything is recounted whenever a request ends."""
         cache = self.rules.cache(self.setup)
         substrate = SimulatedSubstrate(MODEL, self.hardware, PAGE_TOKENS, links="fifo")
         prefetching = Prefetching(cache, NoPrefetch(), Offer)
-        engine = Engine(substrate, cache, prefetching, self.settings, FCFS(), schedule=self.rules.scheduler())
-        outcome = Cluster([engine]).run(requests, lambda _: cache.check())
+        engine = Engine(substrate, cache, prefetching, self.settings, FCFS(), watches=watches, schedule=self.rules.scheduler())
+        outcome = Cluster([engine], failures=failures).run(requests, lambda _: cache.check())
         assert cache.gpu.pool.free + cache.gpu.evictable_pages == cache.gpu.pool.capacity
         if isinstance(cache, OffloadingCache):
             tier = cache.offload

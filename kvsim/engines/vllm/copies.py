@@ -16,23 +16,25 @@ from kvsim.pages.extents import Extent
 class BlockCopy:
     """A load or a store of whole blocks. What it means takes effect when the engine hears of its end."""
 
-    __slots__ = ("chunks", "is_reported", "owner", "slots", "transfer")
+    __slots__ = ("chunks", "is_load", "is_reported", "owner", "places", "transfer")
 
-    def __init__(self, request: Request, edge: Edge, tree: RadixTree, chunks: list[Extent], pages: int, slots: Any) -> None:
-        """``slots`` are the GPU's that a store reads, an array; None: this is a load."""
+    def __init__(
+        self, request: Request, edge: Edge, tree: RadixTree, chunks: list[Extent], pages: int, places: list[int] | None
+    ) -> None:
+        """``places`` are the positions in its request's path of the chunks that a store reads; None: this is a load."""
         self.owner: Any = None
         """Whoever decided it."""
         self.chunks = chunks
-        self.slots = slots
-        self.transfer = copy_of_pages(edge, pages, tree, goes_down=slots is not None)
+        self.places = places
+        self.is_load = places is None
+        """Whether it goes to the GPU."""
+        self.transfer = copy_of_pages(edge, pages, tree, goes_down=not self.is_load)
         self.transfer.request = request
         self.is_reported = False
         """Whether the end has been seen at the launch of a step."""
 
-    @property
-    def is_load(self) -> bool:
-        """Whether it goes to the GPU."""
-        return not self.transfer.goes_down
+
+NO_COPIES: list[BlockCopy] = []
 
 
 class CopyLines:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvsim.core.copies import Counts
 from kvsim.core.tier import Edge
 from kvsim.pages.extent_order import ExtentOrder
-from kvsim.pages.extents import Extent, count_pages, split_extents
+from kvsim.pages.extents import Extent, count_pages, split_extents, union
 
 if TYPE_CHECKING:
     from kvsim.policies.eviction.offload_order import OffloadOrder, OffloadUse, Placed
@@ -82,6 +82,10 @@ class OffloadTier:
             chunks.append(run)
         return Found(chunks, self._writing.count(chunks) > 0, self._reading.count(chunks) > 0)
 
+    def is_busy(self, path: tuple[Extent, ...]) -> bool:
+        """Whether chunks of a path are being written or loaded."""
+        return self._writing.count(path) > 0 or self._reading.count(path) > 0
+
     def begin_load(self, use: "OffloadUse", chunks: list[Extent], first: int) -> None:
         """Load chunks for a request, from the one at position ``first`` of its path on; they stay until ``end_load``."""
         self.order.touch(use, _placed(chunks, first))
@@ -107,9 +111,11 @@ class OffloadTier:
         self.offers.count(offered)
         ready: Placed = []
         wanted: Placed = []
+        known: list[Extent] = []
         place = first
         for run, here in self.order.find(offered):
             if here:
+                known.append(run)
                 free = [part for part, written in self._writing.pieces((run,)) if written is None]
                 ready += [(part, place + part[0] - run[0]) for part in free]
             else:
@@ -119,7 +125,7 @@ class OffloadTier:
             self.order.touch(use, ready)
         if wanted:
             self.order.want(use, wanted)
-        return wanted if self._store(use, wanted, offered) else None
+        return wanted if self._store(use, wanted, known) else None
 
     def _admitted(self, run: Extent, place: int) -> "Placed":
         """Return those of missing chunks that have been offered often enough."""
@@ -129,8 +135,11 @@ class OffloadTier:
         self.counts.below_threshold_pages += (run[1] - count_pages(admitted)) * self.chunk_pages
         return [(part, place + part[0] - run[0]) for part in admitted]
 
-    def _store(self, use: "OffloadUse", wanted: "Placed", offered: tuple[Extent, ...]) -> bool:
-        """Make room for chunks and store them. Returns False, with nothing stored, if too few others can be evicted."""
+    def _store(self, use: "OffloadUse", wanted: "Placed", offered: list[Extent]) -> bool:
+        """Make room for chunks and store them. Returns False, with nothing stored, if too few others can be evicted.
+
+        ``offered`` chunks, which are stored already, are not evicted.
+        """
         order, tier, pool = self.order, self.tier, self.tier.pool
         runs = [run for run, _ in wanted]
         chunks = count_pages(runs)
@@ -149,12 +158,10 @@ class OffloadTier:
         self.counts.written_pages += chunks * self.chunk_pages
         return True
 
-    def _kept(self, offered: tuple[Extent, ...]) -> list[Extent]:
+    def _kept(self, offered: list[Extent]) -> list[Extent]:
         """Return the chunks that are not evicted now: those offered, written and loaded."""
-        kept = ExtentOrder()
-        for runs in (offered, [run for busy in (self._writing, self._reading) for run, _, _ in busy.oldest_first()]):
-            kept.append([run for run, here in self.order.find(runs) if here])
-        return [run for run, _, _ in kept.oldest_first()]
+        busy = [run for order in (self._writing, self._reading) for run, _, _ in order.oldest_first()]
+        return union([*offered, *busy])
 
     def end_store(self, chunks: list[Extent]) -> None:
         """End a store: its chunks are ready."""

@@ -91,6 +91,10 @@ class OffloadingCache(SteppedCache):
             return NOTHING
         return None if found.is_read else Loadable(found.chunks, first, pages)
 
+    def moves(self, request: Request) -> bool:
+        """Whether chunks of a request are being stored or loaded."""
+        return self.offload.is_busy(self.use_of(request).path)
+
     def begin_load(self, lease: Lease, loadable: Loadable) -> BlockCopy:
         """Take the blocks for a load, which the caller has found room for; the lease has just been admitted."""
         has_room = self.pool.take(cast(BlockLease, lease), loadable.pages)
@@ -102,10 +106,10 @@ class OffloadingCache(SteppedCache):
 
     # --- stores ----------------------------------------------------------------------------------------------------------
 
-    def offer(self, request: Request, first: int, tokens: int, slots: Any) -> tuple[int, BlockCopy | None]:
+    def offer(self, request: Request, first: int, tokens: int) -> tuple[int, BlockCopy | None]:
         """Offer the full chunks of a request from position ``first`` on, among its first ``tokens`` tokens.
 
-        ``slots`` are those of its path, an array, or its lease. Returns where the next offer begins, and the store, if any.
+        Returns where the next offer begins, and the store, if any.
         """
         if self.prompt_only:
             tokens = min(tokens, request.prompt_tokens)
@@ -118,10 +122,16 @@ class OffloadingCache(SteppedCache):
             return first, None
         if not stored:
             return last, None
-        if isinstance(slots, Lease):
-            slots = self.slots_of(slots)
-        read = np.concatenate([slots[place * size : (place + run[1]) * size] for run, place in stored])
-        return last, BlockCopy(request, self.edge, self.tree, [run for run, _ in stored], len(read), read)
+        chunks = [run for run, _ in stored]
+        places = [place for _, place in stored]
+        return last, BlockCopy(request, self.edge, self.tree, chunks, count_pages(chunks) * size, places)
+
+    def next_offer(self, request: Request, first: int) -> int:
+        """Return the number of tokens with which the chunk at position ``first`` is offered; ``UNLIMITED`` if there is none."""
+        tokens = (first + 1) * self.chunk_pages * self.page_tokens
+        if self.prompt_only and tokens > request.prompt_tokens or first >= count_pages(self.use_of(request).path):
+            return UNLIMITED
+        return tokens
 
     def slots_of(self, lease: Lease) -> Any:
         """Return the GPU's slots of a request's pages with names, an array."""
@@ -132,14 +142,19 @@ class OffloadingCache(SteppedCache):
         """Note from now on which blocks requests get."""
         self.pool.handed = []
 
-    def reads_handed(self, copy: BlockCopy) -> bool:
-        """Whether a store reads a block that has been given to a request, anew or as a hit, since ``begin_pass``."""
-        handed = self.pool.handed
-        if not handed:
+    def reads_handed(self, copy: BlockCopy, held: Any) -> bool:
+        """Whether a store reads a block that has been given to a request, anew or as a hit, since ``begin_pass``.
+
+        ``held`` are the slots of its request's path, an array.
+        """
+        if not self.pool.handed:
             return False
-        if len(handed) > 1:
-            self.pool.handed = handed = [np.concatenate(handed)]
-        return bool(np.isin(copy.slots, handed[0]).any())
+        is_handed = np.zeros(self.gpu.pool.capacity, dtype=bool)
+        for slots in self.pool.handed:
+            is_handed[slots] = True
+        size = self.chunk_pages
+        reads = zip(copy.chunks, copy.places or (), strict=True)
+        return any(is_handed[held[place * size : (place + run[1]) * size]].any() for run, place in reads)
 
     def report(self, copy: BlockCopy) -> None:
         """Let the end of a copy take effect in the CPU pool."""

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from simpy import Event
 
 from kvsim.core.lease import Lease
+from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.engine.job import ENDED
+from kvsim.core.tier import Tier
+from kvsim.engine.job import ENDED, LEAP_STEPS
 from kvsim.engine.mover import Mover
-from kvsim.engines.vllm.copies import BlockCopy, CopyLines
+from kvsim.engines.vllm.copies import NO_COPIES, BlockCopy, CopyLines
 from kvsim.engines.vllm.offloading import NOTHING, Loadable, OffloadingCache
 from kvsim.engines.vllm.served import Chunk, Served
 from kvsim.pages.extents import count_pages
-
-NO_COPIES: list[BlockCopy] = []
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -39,6 +39,10 @@ class Offloads:
         """Return what a request can load behind its match; None: it has to ask again."""
         return NOTHING
 
+    def moves(self, request: Request) -> bool:
+        """Whether chunks of a request are being stored or loaded."""
+        return False
+
     def begin_load(self, served: Served, loadable: Loadable) -> int:
         """Decide the load of a request that has just been admitted. Returns the position in its path of the chunk after it."""
         return 0
@@ -50,6 +54,23 @@ class Offloads:
     def seen(self) -> list[BlockCopy]:
         """Return the copies that have ended since the last step was launched."""
         return NO_COPIES
+
+    def repetitions(self, chunks: Sequence[Chunk], leaving: Sequence[Served], *, is_settled: bool) -> int:
+        """Return how often the step that was launched last is repeated with no part in it for copies.
+
+        leaving     requests whose last tokens are in flight
+        is_settled  whether neither the end of a store nor the loss of pages on the GPU matters to requests that wait
+        """
+        return LEAP_STEPS
+
+    @property
+    def only_waits(self) -> bool:
+        """Whether copies are under way, and nothing else is to be done before one of them ends."""
+        return False
+
+    def room_of_leap(self, gpu: Tier, *, is_settled: bool) -> int:
+        """Return the pages that a leap may take."""
+        return gpu.available_pages
 
     def began(self, done: Event) -> None:
         """Submit the loads of the step that has begun; ``done`` is its end."""
@@ -88,6 +109,9 @@ class CpuOffloads(Offloads):
     def loadable(self, served: Served, lease: Lease) -> Loadable | None:
         return None if served.stores else self.cache.loadable(lease, served.job.target_tokens)
 
+    def moves(self, request: Request) -> bool:
+        return self.cache.moves(request)
+
     def begin_load(self, served: Served, loadable: Loadable) -> int:
         copy = self.cache.begin_load(served.lease, loadable)
         copy.owner = served
@@ -97,7 +121,8 @@ class CpuOffloads(Offloads):
 
     def launch(self, chunks: Sequence[Chunk], preempted: Sequence[Served]) -> list[BlockCopy]:
         kept, decided = self._kept, self._offer(chunks)
-        flushed = [copy for copy in self.copies if self._is_waited_for(copy, preempted)]
+        may_wait = bool(preempted or self.cache.pool.handed)
+        flushed = [copy for copy in self.copies if self._is_waited_for(copy, preempted)] if may_wait else NO_COPIES
         for copy in [*kept, *[copy for copy in decided if copy in flushed]]:
             self._lines.submit(copy, self._last_step)
         self._kept = [copy for copy in decided if copy not in flushed]
@@ -108,7 +133,8 @@ class CpuOffloads(Offloads):
         stores: list[BlockCopy] = []
         for chunk in chunks:
             served = chunk.served
-            self._offer_of(served, min(chunk.begin + chunk.tokens, served.job.target_tokens), stores)
+            if chunk.upto >= served.offered_tokens:
+                self._offer_of(served, min(chunk.upto, served.job.target_tokens), stores)
         finished, self._finished = self._finished, []
         for served in finished:
             self._offer_of(served, served.job.target_tokens - 1, stores)
@@ -118,8 +144,10 @@ class CpuOffloads(Offloads):
 
     def _offer_of(self, served: Served, tokens: int, stores: list[BlockCopy]) -> None:
         job = served.job
-        slots = job.lease if served.last_slots is None else served.last_slots
-        served.next_chunk, copy = self.cache.offer(job.request, served.next_chunk, tokens, slots)
+        if tokens < served.offered_tokens:
+            return
+        served.next_chunk, copy = self.cache.offer(job.request, served.next_chunk, tokens)
+        served.offered_tokens = self.cache.next_offer(job.request, served.next_chunk)
         if copy is not None:
             copy.owner = served
             served.stores += 1
@@ -131,13 +159,39 @@ class CpuOffloads(Offloads):
         if copy.is_load or copy.transfer.done:
             return False
         owner: Served = copy.owner
-        return owner in preempted or owner.job.phase == ENDED and self.cache.reads_handed(copy)
+        return owner in preempted or owner.job.phase == ENDED and self.cache.reads_handed(copy, owner.last_slots)
 
     def seen(self) -> list[BlockCopy]:
         ended = [copy for copy in self.copies if copy.transfer.done and not copy.is_reported]
         for copy in ended:
             copy.is_reported = True
         return ended
+
+    def repetitions(self, chunks: Sequence[Chunk], leaving: Sequence[Served], *, is_settled: bool) -> int:
+        if self._kept or self._loads or any(self._holds_up(copy, is_settled=is_settled) for copy in self.copies):
+            return 0
+        if any(served.offered_tokens < served.job.target_tokens + served.flying for served in leaving):
+            return 0
+        left = [chunk.served.offered_tokens - chunk.served.job.target_tokens - 1 for chunk in chunks]
+        return max(0, min(LEAP_STEPS, *left))
+
+    @staticmethod
+    def _holds_up(copy: BlockCopy, *, is_settled: bool) -> bool:
+        """Whether the end of a copy takes effect soon, or a later step may have to wait for it."""
+        if copy.transfer.done:
+            return copy.is_load or not is_settled
+        owner: Served = copy.owner
+        return not copy.is_load and (owner.job.phase == ENDED or owner.is_last_out)
+
+    @property
+    def only_waits(self) -> bool:
+        if self._kept or self._loads or self._finished or not self.copies:
+            return False
+        return not any(copy.transfer.done for copy in self.copies)
+
+    def room_of_leap(self, gpu: Tier, *, is_settled: bool) -> int:
+        """Pages that are evicted for it may be those that a request which waits would have found."""
+        return gpu.available_pages if is_settled else gpu.pool.free
 
     def began(self, done: Event) -> None:
         self._last_step = done
@@ -156,7 +210,8 @@ class CpuOffloads(Offloads):
                 owner.stores -= 1
 
     def finishes(self, served: Served) -> None:
-        served.last_slots = self.cache.slots_of(served.lease)
+        if served.stores or served.offered_tokens < served.job.target_tokens:
+            served.last_slots = self.cache.slots_of(served.lease)
         self._finished.append(served)
 
     def stop(self) -> None:

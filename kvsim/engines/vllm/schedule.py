@@ -6,7 +6,7 @@ from simpy import Event
 
 from kvsim.core.lease import LOST, RETRACTED
 from kvsim.core.request import Request
-from kvsim.core.transfer import NO_TRANSFERS, Transfer
+from kvsim.core.transfer import Transfer
 from kvsim.core.tree import Node
 from kvsim.engine.frontend import Frontend
 from kvsim.engine.job import DECODING, ENDED, PREFILLING, Job
@@ -14,9 +14,11 @@ from kvsim.engine.job import LOST as GIVEN_UP
 from kvsim.engine.schedule import Parts, Schedule, Step
 from kvsim.engine.substrate import Work
 from kvsim.engine.waiting import WaitingRequests
+from kvsim.engines.vllm.block_pool import BlockLease
+from kvsim.engines.vllm.leaps import Leaps
 from kvsim.engines.vllm.line import ArrivalLine
-from kvsim.engines.vllm.offloads import NO_COPIES, Offloads
-from kvsim.engines.vllm.served import Chunk, Served
+from kvsim.engines.vllm.offloads import Offloads
+from kvsim.engines.vllm.served import BlockStep, Chunk, Served
 from kvsim.engines.vllm.stepped import SteppedCache
 
 NO_PATH: list[Node] = []
@@ -24,27 +26,17 @@ POLL_S: Final = 0.001
 """Seconds between a pass that computes nothing and the next one (``_process_engine_step``)."""
 
 
-class BlockStep(Step):
-    """A step that a pass has formed; perhaps it computes nothing."""
-
-    __slots__ = ("chunks", "reported")
-
-    def __init__(self, work: Work, chunks: list[Chunk]) -> None:
-        super().__init__(work, NO_TRANSFERS)
-        self.chunks = chunks
-        self.reported = NO_COPIES
-        """Copies whose ends take effect with its results."""
-
-
 class BlockSchedule(Schedule):
     """Every pass serves the running requests, in order of admission, then admits others.
 
     a pass      running requests get their next tokens and the blocks for them. Without room, the last one is preempted. Then,
                 unless one was preempted, those whose loads have ended are admitted, then others, in order, until one does not fit
-    empty pass  if work is left, the next one follows after ``POLL_S``: so an engine that waits for copies polls
+    empty pass  if work is left, the next one follows after ``POLL_S``: so an engine that waits for copies polls. Polls that would
+                find nothing new are left out
     look ahead  with the overlap loop, a pass takes place while the step before it runs (``AsyncScheduler``): a token in flight
                 counts, and a request whose last token is in flight is passed over
     in flight   with CPU offloading, a request whose step runs is not preempted. Without, its token still counts
+    leap        decode steps are taken in one event where the passes between them would change nothing (``Leaps``)
     """
 
     def __init__(self, parts: Parts, offloads: Offloads, *, looks_ahead: bool) -> None:
@@ -62,6 +54,7 @@ class BlockSchedule(Schedule):
         self.queue = ArrivalLine()
         self.waiting = WaitingRequests(self.cache, parts.gpu, parts.mover, parts.prefetching, self.queue, parts.wake)
         self.offloads = offloads
+        self._woken = parts.woken
         self.running: list[Served] = []
         """In order of admission."""
         self.loading: list[Served] = []
@@ -74,8 +67,18 @@ class BlockSchedule(Schedule):
         self._was_empty = False
         """Whether the last pass computed nothing."""
         self._chunks: list[Chunk] = []
+        self._work = Work()
+        """That of the pass, without the decoding requests."""
+        self._decoding: list[Job] = []
         self._budget = 0
         self._preempted: list[Served] = []
+        self._leaving: list[Served] = []
+        """Those that the last pass has passed over, since their last tokens are in flight."""
+        self._is_stuck = False
+        """Whether the first request of the queue found no room in the last pass, and only room can help it."""
+        self._formed: BlockStep | None = None
+        """The step formed last, if it has not ended."""
+        self._leaps = Leaps(self.cache, parts.gpu, offloads, looks_ahead=looks_ahead)
 
     def report_to(self, frontend: Frontend) -> None:
         self.frontend = frontend
@@ -98,7 +101,7 @@ class BlockSchedule(Schedule):
         raise AssertionError("vLLM's schedule takes no requests from other engines")
 
     def transfer_ended(self, transfer: Transfer) -> bool:
-        return False
+        return self._leaps.current is not None or not self.running
 
     # --- a pass --------------------------------------------------------------------------------------------------------------
 
@@ -108,7 +111,7 @@ class BlockSchedule(Schedule):
 
     def form(self) -> Any:
         if self._was_empty and self._has_work:
-            yield self.env.timeout(POLL_S)
+            yield from self._poll()
         else:
             yield self.env.timeout(0.0)  # requests that arrive at the same moment are seen
         self._was_empty = False
@@ -125,44 +128,69 @@ class BlockSchedule(Schedule):
         step.reported = self.offloads.seen()
         self._was_empty = not step.chunks
         self._steps_out += 1
+        self._formed = step
+        self._leap(step)
         return step
 
+    def _poll(self) -> Any:
+        """Wait for the next poll or, if only the end of a copy or an arrival changes anything, for the first one after that."""
+        at_s = self.env.now + POLL_S
+        is_settled = not (self.running or self._has_finished or any(served.is_loaded for served in self.loading))
+        if is_settled and self.offloads.only_waits:
+            yield self._woken()
+            while at_s < self.env.now:
+                at_s += POLL_S
+        yield self.env.timeout(at_s - self.env.now)
+
     def _pass(self) -> BlockStep:
-        self._chunks, self._preempted = [], []
+        self._chunks, self._decoding, self._preempted, self._leaving = [], [], [], []
+        self._work, self._is_stuck = Work(engine=self.number), False
         self._budget = self.max_batch_tokens
         self.offloads.begin_pass()
         at = 0
         while at < len(self.running) and self._budget > 0:
             served = self.running[at]
-            if not served.is_last_out and not self._serve(served):
+            if served.is_last_out:
+                self._leaving.append(served)
+            elif not self._serve(served):
                 break
             at += 1
         if not self._preempted and not self.is_draining:
             self._admit()
-        return self._step(self._chunks)
+        return self._step()
 
     def _serve(self, served: Served) -> bool:
         """Give a running request its next tokens. Returns False if no more running requests are served."""
-        job = served.job
+        job, lease = served.job, served.lease
         tokens = min(job.target_tokens + served.flying - job.computed, self._budget)
-        while not self.cache.reserve(served.lease, job.computed + tokens):
+        upto = job.computed + tokens
+        while upto > lease.held_pages * self.page_tokens and not self.cache.reserve(lease, upto):
             last = self.running[-1]
             if self.offloads.keeps_in_flight and last.steps_out:
                 return False
             self._preempt(last)
             if last is served:
                 return False
-        self._plan(served, tokens)
+        self._plan(served, lease, tokens)
         return True
 
-    def _plan(self, served: Served, tokens: int) -> None:
+    def _plan(self, served: Served, lease: BlockLease, tokens: int) -> None:
         """Add tokens to the step; the request has the blocks for them. Full blocks of known tokens get their names."""
-        job = served.job
-        known, upto = job.target_tokens, job.computed + tokens
-        self.cache.name(served.lease, min(upto, known))
+        job, work = served.job, self._work
+        known, begin = job.target_tokens, job.computed
+        upto = begin + tokens
+        if lease.rest:
+            self.cache.name(lease, min(upto, known))
         samples = upto == known + served.flying
-        self._chunks.append(Chunk(served, tokens, job.computed, samples=samples, decodes=job.phase == DECODING))
+        self._chunks.append(Chunk(served, upto, samples))
         self._budget -= tokens
+        if job.phase == DECODING:
+            self._decoding.append(job)
+            work.decode_context_tokens += begin
+        else:
+            work.chunks.append((tokens, begin))
+            work.prefilling.append((job, tokens))
+            work.sampled_tokens += samples
         job.computed = upto
         served.steps_out += 1
         if samples:
@@ -223,9 +251,13 @@ class BlockSchedule(Schedule):
             passed.add(job)
             return True
         found = lease.gpu_pages + loadable.pages
-        if loadable.pages and not self.cache.pool.has_room(lease.path, found + self._promised):
-            return False
-        if not self.cache.admit(lease, self._pages(job), self.env.now, loadable.pages):
+        if (
+            loadable.pages
+            and not self.cache.pool.has_room(lease.path, found + self._promised)
+            or not self.cache.admit(lease, self._pages(job), self.env.now, loadable.pages)
+        ):
+            lacks_room = not self.cache.pool.has_room(lease.path, self._pages(job))
+            self._is_stuck = lacks_room and not passed and not self.offloads.moves(job.request)
             return False
         self.waiting.leave_queue(job)
         job.lease, job.phase, job.is_known = lease, PREFILLING, True
@@ -233,7 +265,7 @@ class BlockSchedule(Schedule):
         job.computed = found * self.page_tokens
         job.times.has_pages(self.env.now)
         served.is_partial, served.is_loaded = False, False
-        served.next_chunk = 0
+        served.next_chunk = served.offered_tokens = 0
         if loadable.pages:
             served.next_chunk = self.offloads.begin_load(served, loadable)
             self.loading.append(served)
@@ -247,12 +279,12 @@ class BlockSchedule(Schedule):
 
     def _begin(self, served: Served) -> None:
         """Let an admitted request compute; the caller has found room for all its tokens."""
-        job = served.job
+        job, lease = served.job, served.lease
         self.running.append(served)
         tokens = min(job.target_tokens - job.computed, self._budget)
-        has_room = self.cache.reserve(served.lease, job.computed + tokens)
+        has_room = self.cache.reserve(lease, job.computed + tokens)
         assert has_room, "a request was admitted without room"
-        self._plan(served, tokens)
+        self._plan(served, lease, tokens)
 
     def _pages(self, job: Job) -> int:
         """Return the pages of a request's known tokens."""
@@ -266,21 +298,28 @@ class BlockSchedule(Schedule):
 
     # --- steps ---------------------------------------------------------------------------------------------------------------
 
-    def _step(self, chunks: list[Chunk]) -> BlockStep:
-        prompts = [chunk for chunk in chunks if not chunk.decodes]
-        answers = [chunk for chunk in chunks if chunk.decodes]
-        work = Work(
-            chunks=[(chunk.tokens, chunk.begin) for chunk in prompts],
-            sampled_tokens=sum([chunk.samples for chunk in prompts]),
-            decode_requests=len(answers),
-            decode_context_tokens=sum([chunk.begin for chunk in answers]),
-            prefilling=[(chunk.served.job, chunk.tokens) for chunk in prompts],
-            decoding=[chunk.served.job for chunk in answers],
-            engine=self.number,
-        )
-        for chunk in chunks:
-            chunk.served.is_partial = not chunk.samples
-        return BlockStep(work, chunks)
+    def _step(self) -> BlockStep:
+        work = self._work
+        work.decoding, work.decode_requests = self._decoding, len(self._decoding)
+        if work.chunks:
+            for chunk in self._chunks:
+                chunk.served.is_partial = not chunk.samples
+        return BlockStep(work, self._chunks)
+
+    def _leap(self, step: BlockStep) -> None:
+        """Make a leap of a step if the next passes would form it again."""
+        if self._leaps.current is not None or self._preempted or step.work.chunks or not step.chunks:
+            return
+        if len(step.chunks) + len(self._leaving) == len(self.running):
+            has_waiting = bool(self.loading) or len(self.queue) > 0
+            self._leaps.begin(step, self._leaving, has_waiting=has_waiting, is_settled=self._is_settled)
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether the next pass does the same with waiting requests even if stores end or pages leave the GPU."""
+        if not self._takes_more or self.is_draining:
+            return True
+        return (self._is_stuck or not len(self.queue)) and not any(served.is_loaded for served in self.loading)
 
     def began(self, step: Step, done: Event) -> None:
         step.work.has_copies = self.mover.begins_copies(self.gpu.owner)
@@ -289,6 +328,7 @@ class BlockSchedule(Schedule):
     def ended(self, step: Step, steps: int) -> None:
         done = cast(BlockStep, step)
         self._steps_out -= 1
+        self._leaps.end(done, steps, None if self._formed is done else self._formed)
         for chunk in done.chunks:
             served = chunk.served
             served.steps_out -= 1
@@ -298,16 +338,16 @@ class BlockSchedule(Schedule):
 
     def _appear(self, served: Served) -> None:
         """Record the next token of an answer. A request that was preempted meanwhile gets its token, too."""
-        job, now = served.job, self.env.now
+        job = served.job
         served.flying -= 1
         if not job.is_prefilled:
             job.is_prefilled = True
             if not job.generated:
-                job.times.first_token_s = now
+                job.times.first_token_s = self.env.now
                 self.frontend.book.waited(job)
             self.frontend.first_token(job, self.number)
         job.generated += 1
-        if job.lease is not None:
+        if job.lease is not None and job.lease.rest:
             self.cache.name(served.lease, job.computed - served.flying)
         if job.generated >= job.request.output_tokens:
             self._finish(served)
@@ -329,12 +369,14 @@ class BlockSchedule(Schedule):
     # --- failure -------------------------------------------------------------------------------------------------------------
 
     def stop(self, steps: int) -> list[Job]:
+        self._leaps.stop(steps)
         held = [served.job for served in (*self.running, *self.loading)]
         jobs = [*self.queue, *held, *self.waiting.fetching]
         for job in jobs:
             self.drop(job, is_up=False)
         self.offloads.stop()
         self._steps_out, self._was_empty, self._has_finished = 0, False, False
+        self._formed = None
         return jobs
 
     def drop(self, job: Job, *, is_up: bool) -> None:

@@ -1,15 +1,19 @@
-"""A request on vLLM's scheduler, and what a step computes of it."""
+"""A request on vLLM's scheduler, what a step computes of it, and the step."""
 
 from typing import Any, cast
 
+from kvsim.core.transfer import NO_TRANSFERS
 from kvsim.engine.job import Job
+from kvsim.engine.schedule import Step
+from kvsim.engine.substrate import Work
 from kvsim.engines.vllm.block_pool import BlockLease
+from kvsim.engines.vllm.copies import NO_COPIES
 
 
 class Served:
     """What the scheduler knows of a request besides its job. The job's ``computed`` counts tokens of steps that run, too."""
 
-    __slots__ = ("flying", "is_loaded", "is_partial", "job", "last_slots", "next_chunk", "steps_out", "stores")
+    __slots__ = ("flying", "is_loaded", "is_partial", "job", "last_slots", "next_chunk", "offered_tokens", "steps_out", "stores")
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -23,10 +27,12 @@ class Served:
         """Whether its load, if it has one, has ended."""
         self.next_chunk = 0
         """Position in its path of the first chunk that is offered next."""
+        self.offered_tokens = 0
+        """The number of its tokens with which that one is offered."""
         self.stores = 0
         """Its stores whose end has not been reported."""
         self.last_slots: Any = None
-        """The GPU's slots of its pages when it finished."""
+        """The GPU's slots of its pages when it finished, if stores read them."""
 
     @property
     def lease(self) -> BlockLease:
@@ -40,16 +46,24 @@ class Served:
 
 
 class Chunk:
-    """The tokens of a request that a step computes."""
+    """The tokens of a request that a step computes, up to the first ``upto`` in all."""
 
-    __slots__ = ("begin", "decodes", "samples", "served", "tokens")
+    __slots__ = ("samples", "served", "upto")
 
-    def __init__(self, served: Served, tokens: int, begin: int, *, samples: bool, decodes: bool) -> None:
+    def __init__(self, served: Served, upto: int, samples: bool) -> None:
         self.served = served
-        self.tokens = tokens
-        self.begin = begin
-        """Tokens before them."""
+        self.upto = upto
         self.samples = samples
         """Whether a token of the answer comes of it."""
-        self.decodes = decodes
-        """Whether it is the token after the one that the last step brought."""
+
+
+class BlockStep(Step):
+    """A step that a pass has formed; perhaps it computes nothing."""
+
+    __slots__ = ("chunks", "reported")
+
+    def __init__(self, work: Work, chunks: list[Chunk]) -> None:
+        super().__init__(work, NO_TRANSFERS)
+        self.chunks = chunks
+        self.reported = NO_COPIES
+        """Copies whose ends take effect with its results."""

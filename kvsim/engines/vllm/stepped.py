@@ -58,6 +58,10 @@ class SteppedCache(ServedCache):
         answer = request.output_runs if self._cache_output else None
         return join_extents(request.runs, answer or ())
 
+    def shares_answer(self, request: Request) -> bool:
+        """Whether other requests can find pages of an answer while it grows."""
+        return bool(self._cache_output) and request.own_path is None
+
     def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0, in_all: int = 0) -> bool:
         has_room = self.pool.has_room(lease.path, max(pages, in_all))
         if has_room:
