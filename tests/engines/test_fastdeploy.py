@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
+from kvsim.engines.fastdeploy.rules import FastDeployRules
 from kvsim.errors import UsageError
 from kvsim.plans.build import build_run
 from kvsim.plans.plan import Plan
@@ -64,7 +65,7 @@ def test_as_many_pages_leave_as_are_missing_however_many_slots_are_free() -> Non
     cache = Small(8)
     cache.use("abcdef", "wxyz")
     assert cache.on(0) == "abwxyz"
-    assert cache.cache.gpu.pool.free == 2
+    assert cache.swaps.gpu.pool.free == 2
 
 
 def test_with_cpu_memory_room_for_the_whole_prompt_is_made_before_the_look_up() -> None:
@@ -126,7 +127,7 @@ def test_a_request_without_room_for_its_answer_keeps_its_prompt_and_goes_on() ->
     running = cache.start("abc")
     request = cache.request("d", output=3)
     assert cache.attempt(request) is None
-    assert cache.cache.gpu.pool.free == 0
+    assert cache.swaps.gpu.pool.free == 0
     cache.finish(running)
     assert cache.attempt(request) is not None
     assert cache.on(0) == "abd"
@@ -163,10 +164,12 @@ def test_policies_that_fastdeploy_does_not_have_are_refused(override: str, messa
         replay(*conversation_plan(override))
 
 
-@pytest.mark.parametrize("setting", ["tiers.disk.capacity=1TiB", "rules.cache_output=true", "placement=write_back"])
-def test_a_simulation_uses_kvsims_own_rules_with_the_same_settings(setting: str) -> None:
-    plan = preset(setting, "rules.recompute_last_token=false", command="simulate")
-    assert plan.rules == Rules(recompute_last_token=False, cache_output=setting.startswith("rules"))
+@pytest.mark.parametrize("tiers", [("gpu",), ("gpu", "cpu"), ("gpu", "cpu", "disk")])
+def test_a_simulation_uses_these_rules_and_a_validation_kvsims_own_with_the_same_settings(tiers: tuple[str, ...]) -> None:
+    rules = FastDeployRules(recompute_last_token=False, cache_output=True)
+    assert rules.for_command("simulate", tiers) is rules
+    assert rules.for_command("validate", tiers) == Rules(recompute_last_token=False, cache_output=True)
+    assert rules.for_command("simulate", [*tiers, "remote"]) == Rules(recompute_last_token=False, cache_output=True)
 
 
 def longest_prompt(requests: list[Request], gpu: int, *, page_tokens: int, holds_output: bool = True) -> int:
