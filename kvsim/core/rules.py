@@ -141,7 +141,7 @@ class Rules:
     def check_requests(
         self, requests: Sequence[Request], pages: Sequence[int], capacities: Mapping[str, int | None], page_tokens: int
     ) -> None:
-        """Raise ValueError if an engine's rules cannot replay these requests, which take ``pages`` pages each while they run.
+        """Raise ValueError if an engine's rules cannot serve these requests, which take ``pages`` pages each while they run.
 
         ``capacities`` are those of the tiers, by name and in pages; None is unlimited.
         """

@@ -49,8 +49,7 @@ class FastDeployRules(Rules):
     def cache(self, setup: CacheSetup) -> SteppedSwaps:
         if sum([tier.level == GPU for tier in setup.tiers]) > 1:
             raise ValueError(
-                "FastDeploy's engines share no cache: set tiers.cpu.scope=engine and tiers.disk.scope=engine, "
-                f"{OWN}"
+                f"FastDeploy's engines share no cache: set tiers.cpu.scope=engine and tiers.disk.scope=engine, {OWN}"
             )
         for tier in setup.tiers:
             if tier.level != DISK and not tier.eviction.orders_by_last_use():
