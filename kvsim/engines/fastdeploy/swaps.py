@@ -56,7 +56,7 @@ class Swaps(LowerTiers):
     # --- look-up and loads -----------------------------------------------------------------------------------------------
 
     def find(self, lease: SwapLease, extents: tuple[Extent, ...]) -> None:
-        """Look up a request's pages, and pin what is found: on the GPU, then in the tiers below, from which it is to be loaded."""
+        """Look up a request's pages, and pin what is found: on the GPU, then in the tiers below, to be loaded."""
         residency, gpu, view = self.residency, self.gpu, self.views[GPU]
         path, rest = residency.follow(residency.tree.root, extents)
         on_gpu = 0
