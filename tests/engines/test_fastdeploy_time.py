@@ -164,8 +164,21 @@ def test_a_request_retracted_twice_finds_what_its_last_prefill_inserted(knows_an
 def test_engines_that_share_a_tier_are_refused() -> None:
     overrides = ["preset=fastdeploy", "cluster.engines=2", "tiers.cpu.scope=host", "cluster.engines_per_host=2"]
     plan = build_run(compose(overrides), command="simulate", overrides=overrides)
-    with pytest.raises(UsageError, match=r"rules: FastDeploy's engines share no cache: set tiers.cpu.scope=engine"):
+    with pytest.raises(UsageError, match=r"rules: engines of FastDeploy share no tier here: set tiers.cpu.scope=engine"):
         play.simulate(plan, conversations(page_tokens=64))
+
+
+def test_an_engine_that_fails_and_comes_back_serves_all_requests() -> None:
+    tiers = [f"tiers.{name}.capacity={pages}pages" for name, pages in (("gpu", 60), ("cpu", 60), ("disk", 300))]
+    failures = "cluster.failures=[{engine:0,at_s:0.4,back_after_s:1}]"
+    overrides = ["preset=fastdeploy", "page_tokens=16", "model=tiny", "rules.cache_output=true", failures, *tiers]
+    plan = build_run(compose(overrides), command="simulate", overrides=overrides)
+    requests = conversations(2, requests=50)
+    for request in requests:
+        request.arrival_s = 0.01 * request.index
+    outcome = play.simulate(plan, requests)
+    assert (outcome.status == FINISHED).all() and outcome.hit_pages.any(axis=0).all()
+    assert outcome.e2e_s.max() > 1
 
 
 def test_cpu_memory_smaller_than_a_prompt_is_refused() -> None:

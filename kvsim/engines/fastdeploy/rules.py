@@ -13,9 +13,8 @@ from kvsim.engines.fastdeploy.swapping import SwappingCache
 
 @dataclass(frozen=True, kw_only=True)
 class FastDeployRules(Rules):
-    """The rules of FastDeploy's scheduler V1 and prefix cache (April 2026), request by request, as ``SwappingCache``.
-
-    They have no clock and apply to ``kvsim replay`` only. All other commands use kvsim's own rules with the same settings.
+    """The rules of FastDeploy's scheduler V1 and prefix cache (April 2026), request by request: ``SwappingCache`` in a replay,
+    ``SteppedSwaps`` in time, with kvsim's own schedule. ``kvsim validate`` uses kvsim's own rules with the same settings.
     """
 
     engine: ClassVar[str] = "FastDeploy"
@@ -49,7 +48,8 @@ class FastDeployRules(Rules):
     def cache(self, setup: CacheSetup) -> SteppedSwaps:
         if sum([tier.level == GPU for tier in setup.tiers]) > 1:
             raise ValueError(
-                f"FastDeploy's engines share no cache: set tiers.cpu.scope=engine and tiers.disk.scope=engine, {OWN}"
+                "engines of FastDeploy share no tier here: set tiers.cpu.scope=engine and, with a disk tier, "
+                f"cluster.engines_per_host=1, {OWN}"
             )
         for tier in setup.tiers:
             if tier.level != DISK and not tier.eviction.orders_by_last_use():
