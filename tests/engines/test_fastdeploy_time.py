@@ -18,7 +18,7 @@ from kvsim.engine.substrate import Work
 from kvsim.engine.watch import EngineWatch
 from kvsim.engines.fastdeploy.stepped import SteppedSwaps
 from kvsim.errors import UsageError
-from kvsim.hardware.spec import HardwareSpec
+from kvsim.hardware.spec import HardwareSpec, RankFault
 from kvsim.plans.build import build_run
 from kvsim.plans.plan import Plan
 from kvsim.policies.prefetch.base import Offer
@@ -46,10 +46,10 @@ class Recounts(EngineWatch):
         self.cache.check()
 
 
-def serve(cache: SteppedSwaps, requests: list[Request], **settings: Any) -> Outcome:
+def serve(cache: SteppedSwaps, requests: list[Request], machine: dict[str, Any] | None = None, **settings: Any) -> Outcome:
     """Serve requests on the machine of ``tests.engine.small``; afterwards nothing is left of them but what is cached."""
     chosen = EngineSettings(**{"overlap": "none", **settings})
-    substrate = SimulatedSubstrate(MODEL, HardwareSpec(**HARDWARE), cache.page_tokens, links=chosen.links)
+    substrate = SimulatedSubstrate(MODEL, HardwareSpec(**HARDWARE | (machine or {})), cache.page_tokens, links=chosen.links)
     watch, prefetching = Recounts(cache), Prefetching(cache, NoPrefetch(), Offer)
     cache.watch(watch)
     outcome = SmallEngine(substrate, cache, prefetching, chosen, FCFS(), watches=[watch]).run(requests)
@@ -207,6 +207,19 @@ def test_random_requests_at_once_all_end_and_every_count_stays_right(overlap: st
         retractions += outcome.retractions
         hit_pages += outcome.hit_pages.sum(axis=0)
     assert retractions > 0 and hit_pages.all()
+
+
+def test_what_a_faulty_rank_does_not_write_or_read_is_computed() -> None:
+    machine = {"gpus": 2, "rank_faults": [RankFault(rank=1, link=link, share=0.3) for link in ("gpu-disk", "disk-gpu")]}
+    hit_pages = []
+    for faults in (machine, {}):
+        requests = conversations(3)
+        for request in requests:
+            request.arrival_s = 20.0 * request.index
+        outcome = serve(make_cache(40, 40, 200, page_tokens=16).cache, requests, faults, max_batch_tokens=40)
+        assert (outcome.status == FINISHED).all()
+        hit_pages.append(outcome.hit_pages.sum(axis=0))
+    assert 0 < hit_pages[0][2] < hit_pages[1][2]
 
 
 def test_conversations_at_once_with_answers_and_resets() -> None:

@@ -180,6 +180,8 @@ class SteppedSwaps(ServedCache):
 
     def begin_chunk(self, lease: Lease, tokens: int, now: float) -> bool:
         held, request = cast(SwapLease, lease), lease.request
+        if lease.missing_pages:
+            self.swaps.fill_gaps(lease, now)
         if lease.rest and lease.epoch == self.residency.epoch:
             pages = max(tokens // self.page_tokens, request.prompt_pages * (tokens >= request.prompt_tokens))
             pages -= lease.node.depth + lease.node.pages

@@ -7,6 +7,7 @@ from kvsim.core.residency import Residency
 from kvsim.core.serving import Load
 from kvsim.core.tier import CPU, DISK, GPU, Edge, Tier
 from kvsim.core.transfer import Transfer
+from kvsim.core.transfers import is_gap
 from kvsim.core.tree import ABSENT, INCOMING, LEAVING, READY, Node
 from kvsim.core.victims import check_enough, victim, victims
 from kvsim.pages.extents import Extent, count_pages, split_extents
@@ -60,7 +61,7 @@ class Swaps(LowerTiers):
         residency, gpu, view = self.residency, self.gpu, self.views[GPU]
         path, rest = residency.follow(residency.tree.root, extents)
         on_gpu = 0
-        while on_gpu < len(path) and path[on_gpu].state[GPU] in (READY, INCOMING):
+        while on_gpu < len(path) and path[on_gpu].state[GPU] in (READY, INCOMING) and not is_gap(path[on_gpu], gpu):
             on_gpu += 1
         end = on_gpu
         while end < len(path) and view.source_of(path[end]) is not None:
@@ -96,14 +97,20 @@ class Swaps(LowerTiers):
     # --- computed pages --------------------------------------------------------------------------------------------------
 
     def insert(self, lease: SwapLease, extents: tuple[Extent, ...], now: float) -> None:
-        """Insert pages that a request computes, in its slots, below its path, and pin them.
+        """Insert pages that a request computes, in its slots, below its path, and pin them."""
+        rest = self._join_known(lease, extents, now) if extents[0][0] in lease.node.children else extents
+        if rest:
+            pages = count_pages(rest)
+            mine, lease.slots = self.gpu.pool.split(lease.slots, pages)
+            lease.node = self.residency.add_leaf(lease.node, rest, pages, self.gpu, mine, now)
 
-        Those known already give the request's slots back, or take them if the GPU does not have them.
-        """
-        residency, gpu, pool = self.residency, self.gpu, self.gpu.pool
+    def _join_known(self, lease: SwapLease, extents: tuple[Extent, ...], now: float) -> tuple[Extent, ...]:
+        """Use and pin computed pages that are known already: they give the request's slots back, or take them if the GPU does not
+        have them. Returns the new pages."""
+        residency, gpu = self.residency, self.gpu
         path, rest = residency.follow(lease.node, extents)
         for node in path:
-            mine, lease.slots = pool.split(lease.slots, node.pages)
+            mine, lease.slots = gpu.pool.split(lease.slots, node.pages)
             if node.state[GPU] == ABSENT:
                 residency.add_incoming(node, gpu, mine)
                 residency.set_ready(node, gpu, now)
@@ -111,14 +118,14 @@ class Swaps(LowerTiers):
                 residency.give(gpu, mine)
                 if node.state[GPU] == LEAVING:
                     self.eviction.revive(node, gpu, now)
+                    self.counts.revived_pages += node.pages
                 residency.pin_alone(node, gpu)
+                if is_gap(node, gpu):
+                    residency.set_ready(node, gpu, now)
             lease.node = node
         self.drop_duplicates_below(path, gpu)
         residency.use(path, now, is_first=False)
-        if rest:
-            pages = count_pages(rest)
-            mine, lease.slots = pool.split(lease.slots, pages)
-            lease.node = residency.add_leaf(lease.node, rest, pages, gpu, mine, now)
+        return rest
 
     # --- the end of a request --------------------------------------------------------------------------------------------
 
@@ -277,12 +284,14 @@ class Swaps(LowerTiers):
             node = victim(offered, residency.tree, tier)
             is_last_copy = residency.is_last_copy(node)
             if node.pages > pages:
-                if is_last_copy and tier.may_shorten:
+                if is_last_copy and tier.may_shorten and not node.children:
                     residency.trim(node, tier, pages)
                     return
                 residency.cut(node, node.pages - pages)
             pages -= node.pages
             self.counts.dropped_pages += node.pages * is_last_copy
+            if is_last_copy and node.children:  # in storage, which has failed to read this node
+                residency.drop_descendants(node)
             residency.free(node, tier)
             if not pages:
                 return
