@@ -92,6 +92,12 @@ class Rules:
     has_bigram_keys: ClassVar[bool] = False
     """Whether an engine's rules know keys of token pairs (``trace.bigram``). kvsim's own rules take any keys."""
 
+    knows_images: ClassVar[bool] = False
+    """Whether an engine's rules let no hit end inside an image of a trace. kvsim's own rules never do."""
+
+    knows_resets: ClassVar[bool] = False
+    """Whether an engine's rules allow a trace to reset the cache. kvsim's own rules do."""
+
     recompute_last_token: bool = True
     """The last prompt token is always computed, so a fully cached prompt that ends on a page boundary loses its last page."""
 

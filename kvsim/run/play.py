@@ -156,12 +156,13 @@ def _has_answers(plan: Plan, requests: Sequence[Request]) -> bool:
 
 def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
     """Raise UsageError if the rules need output tokens that the trace lacks, or do not support what the trace contains."""
-    if plan.rules.engine:
+    rules = plan.rules
+    if rules.engine:
         for what, is_there in (
             ("has persistent prompts", any(request.persistent for request in requests)),
-            ("resets the cache", any(request.resets for request in requests)),
+            ("resets the cache", not rules.knows_resets and any(request.resets for request in requests)),
             ("asks for several samples of an answer", any(request.samples > 1 for request in requests)),
-            ("has images that no hit may end inside", any(request.images for request in requests)),
+            ("has images that no hit may end inside", not rules.knows_images and any(request.images for request in requests)),
         ):
             if is_there:
                 raise UsageError(f"rules: the trace {what}, which an engine's own rules do not support: set rules=default")

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvsim.core.lease import LOOK, RETRACTED, Lease
-from kvsim.core.request import Request
+from kvsim.core.request import Request, Reset
 from kvsim.core.transfer import Transfer
 from kvsim.engine.engine import EngineSettings
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome
@@ -29,6 +30,7 @@ from kvsim.settings.configuration import compose
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from kvsim.trace.mooncake import Mooncake
 from tests.engine.small import HARDWARE, MODEL, PAGE_BYTES, SmallEngine, ask, hits, make_requests, seconds
+from tests.engine.test_images import draw_images
 from tests.engines.small_swaps import make_cache
 from tests.workloads import EXAMPLES, Words, conversations, random_requests
 
@@ -253,6 +255,26 @@ def plan_of(command: str, *overrides: str) -> Plan:
     return replace(plan, hardware=replace(plan.hardware, **fast, **latencies))
 
 
+def same_hits(requests: list[Request], *overrides: str) -> Outcome:
+    """Assert that one request at a time hits as in a replay. Returns what was simulated."""
+    for request in requests:
+        request.arrival_s = 1_000.0 * request.index
+    replayed = play.replay(plan_of("replay", "replay.in_flight=1", *overrides), requests)
+    simulated = play.simulate(plan_of("simulate", *overrides), requests)
+    assert (simulated.status == replayed.status).all()
+    assert (simulated.hit_pages == replayed.hit_pages).all()
+    assert simulated.placement == replayed.placement
+    return simulated
+
+
+def test_images_and_resets_hit_as_in_a_replay() -> None:
+    requests = draw_images(conversations(2, requests=100, page_tokens=512), 1)
+    for at in (40, 70):
+        requests[at].resets = (Reset("drain", nan),)
+    tiers = ["tiers.gpu.capacity=60pages", "tiers.cpu.capacity=30pages", "tiers.disk.capacity=200pages"]
+    assert same_hits(requests, *tiers).hit_pages.any(axis=0).all()
+
+
 @pytest.mark.parametrize(
     ("answers", "gpu", "cpu", "disk"),
     [
@@ -269,13 +291,7 @@ def test_one_request_at_a_time_hits_as_in_a_replay(shared: Path, answers: str, g
     path = str(shared / "traces" / "mooncake_conversation_trace.jsonl.gz")
     requests = Mooncake(path=path, limit=500, answers=answers).load(512).requests
     for request in requests:
-        request.arrival_s = 1_000.0 * request.index
         request.output_tokens += (request.prompt_tokens + request.output_tokens) % 512 == 1
     tiers = [f"tiers.{name}.capacity={pages}pages" for name, pages in (("gpu", gpu), ("cpu", cpu), ("disk", disk))]
-    tiers.append(f"rules.cache_output={str(answers != 'none').lower()}")
-    replayed = play.replay(plan_of("replay", "replay.in_flight=1", *tiers), requests)
-    simulated = play.simulate(plan_of("simulate", *tiers), requests)
-    assert (simulated.status == replayed.status).all()
-    assert (simulated.hit_pages == replayed.hit_pages).all()
-    assert simulated.placement == replayed.placement
-    assert (simulated.hit_pages.sum(axis=0) > 0).tolist()[0]
+    hit_pages = same_hits(requests, f"rules.cache_output={str(answers != 'none').lower()}", *tiers).hit_pages.sum(axis=0)
+    assert hit_pages[0] > 0 and hit_pages[1:].any() == bool(cpu or disk)

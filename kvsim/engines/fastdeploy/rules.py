@@ -18,6 +18,8 @@ class FastDeployRules(Rules):
     """
 
     engine: ClassVar[str] = "FastDeploy"
+    knows_images: ClassVar[bool] = True
+    knows_resets: ClassVar[bool] = True
     covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu", "disk")
 
     def covers(self, command: str, tiers: Sequence[str]) -> bool:

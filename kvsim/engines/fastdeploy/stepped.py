@@ -140,10 +140,17 @@ class SteppedSwaps(ServedCache):
         residency.use(lease.path, now, is_first=lease.is_first)
         lease.slots = residency.take(gpu, pages - lease.gpu_pages)
         self.leases[lease] = None
-        lease.is_whole = self._recomputes_last_token and found > 0 and found * self.page_tokens >= lease.tokens
-        if lease.is_whole and not lease.loaded_pages:
-            lease.gpu_pages -= 1
+        lease.again = found - self._kept(lease, found)
+        if lease.loading is None:
+            swaps.leave_out(lease)
         return True
+
+    def _kept(self, lease: SwapLease, found: int) -> int:
+        """Return how many of the pages found a request does not compute again: not the last one if all its tokens were found, and
+        none that an image begins before and ends behind."""
+        if self._recomputes_last_token and found and found * self.page_tokens >= lease.tokens:
+            found -= 1
+        return lease.request.pages_outside_images(found, self.page_tokens)
 
     def claim(self, lease: Lease, now: float) -> Claim:
         held, gpu, swaps, pages = cast(SwapLease, lease), self.gpu, self.swaps, lease.reserved_pages

@@ -16,6 +16,7 @@ class SwappingCache(Server):
 
     look-up        over all full pages; those found are used and pinned, and those in CPU memory are swapped in
     whole prompt   if every page is found, the last one is computed again in place: pinned and used, but not a hit
+    images         if what is found ends inside one, its pages are computed again in place, too
     room           with CPU memory or storage, before the look-up: if fewer slots are free than the prompt has pages, that
                    number of pages is evicted, so the look-up may find in CPU memory what was just swapped out
     room, GPU only after the look-up: if fewer slots are free than pages are missing, that number of pages is evicted
@@ -71,6 +72,9 @@ class SwappingCache(Server):
         """End a request whose answer is complete: cache its answer, write to storage, unpin its path, give back other slots."""
         self.cache.finish(lease)
         self._land()
+
+    def reset(self) -> None:
+        self.cache.reset()
 
     def _admit(self, request: Request, pages: int, now: float) -> SwapLease | None:
         """Admit a prompt and insert its pages. Returns None if there is no room for it."""

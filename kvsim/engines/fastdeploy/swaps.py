@@ -1,5 +1,7 @@
 """FastDeploy's tiers: pages are swapped between GPU and CPU memory, and storage keeps copies. Each move is a transfer."""
 
+from typing import cast
+
 from kvsim.core.lease import FINISHED, LOST, Lease
 from kvsim.core.loading import LowerTiers
 from kvsim.core.request import Request
@@ -16,7 +18,7 @@ from kvsim.pages.extents import Extent, count_pages, split_extents
 class SwapLease(Lease):
     """What a running request holds: a pinned path down to ``node``, and slots for everything after it."""
 
-    __slots__ = ("is_found", "is_whole", "lacking", "tokens")
+    __slots__ = ("again", "is_found", "lacking", "tokens")
 
     def __init__(self, request: Request, gpu: Tier, root: Node, why: int, tokens: int) -> None:
         super().__init__(request, gpu, root, why)
@@ -24,8 +26,8 @@ class SwapLease(Lease):
         """Tokens that are looked up and computed: those of the prompt and, after a retraction, of the answer so far."""
         self.is_found = False
         """Whether its pages have been looked up, and pinned: from then on it has slots."""
-        self.is_whole = False
-        """Whether all its tokens were found, so that its last page is computed again, in place."""
+        self.again = 0
+        """The last pages of what was found that are computed again, in place, and are no hits."""
         self.lacking = 0
         """In a replay: pages of the answer that have found no room yet."""
 
@@ -89,10 +91,16 @@ class Swaps(LowerTiers):
         for before, after in zip(load.loads, load.loads[1:], strict=False):
             after.after.append(before)
             after.begun = False
-        if is_first and lease.loaded_pages and isinstance(lease, SwapLease) and lease.is_whole:
-            lease.loaded_pages -= 1
-            lease.lose_far(1)
+        if is_first:
+            self.leave_out(cast(SwapLease, lease))
         return load
+
+    def leave_out(self, lease: SwapLease) -> None:
+        """Take the pages that are computed again out of the hit, deepest tier first; all of it is on the GPU or being loaded."""
+        loaded = min(lease.again, lease.loaded_pages)
+        lease.loaded_pages -= loaded
+        lease.lose_far(loaded)
+        lease.gpu_pages -= lease.again - loaded
 
     # --- computed pages --------------------------------------------------------------------------------------------------
 
