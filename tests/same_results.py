@@ -26,6 +26,7 @@ RUNS = {
     "replay_sglang_mamba": ["replay", "preset=sglang_mamba", "model=qwen3_next_80b", "tiers.gpu.capacity=10GiB"],
     "replay_vllm_hybrid": ["replay", "preset=vllm_hybrid", "tiers.gpu.capacity=4GiB"],
     "replay_lightllm_hybrid": ["replay", "preset=lightllm_hybrid", "tiers.gpu.capacity=1GiB", "replay.prefill_chunk_tokens=512"],
+    "fastdeploy": ["simulate", "preset=fastdeploy", *THREE_TIERS, "rules.cache_output=true"],
     "replay_fastdeploy": ["replay", "preset=fastdeploy", "tiers.gpu.capacity=4GiB"],
     "replay_lightllm": ["replay", "preset=lightllm", "tiers.gpu.capacity=4GiB", "tiers.cpu.capacity=10GiB"],
 }

@@ -243,7 +243,7 @@ class Cache(ServedCache):
         now = residency.tick(now)
         residency.notices.request(request, now, lease.gpu)
         if not self._is_single:
-            self._fill_gaps(lease, now)
+            self.transfers.fill_gaps(lease, now)
         rest = lease.rest
         if rest:
             if rest[0][0] in lease.node.children:
@@ -296,15 +296,6 @@ class Cache(ServedCache):
         residency.reannounce((node,), now, gpu)
         if is_gap(node, gpu):
             residency.set_ready(node, gpu, now)
-
-    def _fill_gaps(self, lease: Lease, now: float) -> None:
-        """Make pages ready that a load failed to bring: they have been computed in the slots reserved for them."""
-        node, gpu = lease.node, lease.gpu
-        first_page = 0 if lease.missing_pages else lease.gpu_pages
-        while node.depth >= first_page and node.parent is not None:
-            if is_gap(node, gpu):
-                self.residency.set_ready(node, gpu, now)
-            node = node.parent
 
     # --- the end of a request --------------------------------------------------------------------------------------------------
 

@@ -135,6 +135,15 @@ class LowerTiers(Transfers, Lower):
         lease.gpu_pages -= lost - loaded
         return lost
 
+    def fill_gaps(self, lease: Lease, now: float) -> None:
+        """Make pages ready that a load failed to bring: they have been computed in the slots reserved for them."""
+        node, gpu = lease.node, lease.gpu
+        first_page = 0 if lease.missing_pages else lease.gpu_pages
+        while node.depth >= first_page and node.parent is not None:
+            if is_gap(node, gpu):
+                self.residency.set_ready(node, gpu, now)
+            node = node.parent
+
     # --- fetches -------------------------------------------------------------------------------------------------------------
 
     def fetch(self, lease: Lease, pages: int, now: float) -> Fetch:

@@ -92,6 +92,12 @@ class Rules:
     has_bigram_keys: ClassVar[bool] = False
     """Whether an engine's rules know keys of token pairs (``trace.bigram``). kvsim's own rules take any keys."""
 
+    knows_images: ClassVar[bool] = False
+    """Whether an engine's rules let no hit end inside an image of a trace. kvsim's own rules never do."""
+
+    knows_resets: ClassVar[bool] = False
+    """Whether an engine's rules allow a trace to reset the cache. kvsim's own rules do."""
+
     recompute_last_token: bool = True
     """The last prompt token is always computed, so a fully cached prompt that ends on a page boundary loses its last page."""
 
@@ -141,7 +147,7 @@ class Rules:
     def check_requests(
         self, requests: Sequence[Request], pages: Sequence[int], capacities: Mapping[str, int | None], page_tokens: int
     ) -> None:
-        """Raise ValueError if an engine's rules cannot replay these requests, which take ``pages`` pages each while they run.
+        """Raise ValueError if an engine's rules cannot serve these requests, which take ``pages`` pages each while they run.
 
         ``capacities`` are those of the tiers, by name and in pages; None is unlimited.
         """

@@ -118,6 +118,7 @@ class ContinuousBatching(Schedule):
             in_all = pages if job.decoder >= 0 else request.pages_in_all(page_tokens)
             fits = self.fits_alone(lease, in_all)
             if not (fits and cache.admit(lease, pages, self.env.now, load_pages)):
+                self.mover.submit(lease.waits)
                 if fits and (len(running) or cache.in_flight):
                     break
                 waiting.reject(job)

@@ -3,7 +3,7 @@
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from simpy import Event
 
@@ -18,10 +18,7 @@ from kvsim.engine.mover import Mover
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.substrate import Work
 from kvsim.engine.waiting import WaitingRequests
-
-if TYPE_CHECKING:
-    from kvsim.policies.scheduling.base import SchedulingPolicy
-
+from kvsim.policies.scheduling.base import SchedulingPolicy
 
 LOOPS: Final = ("overlap", "plain")
 """Loops of an engine: a step is formed while the one before it runs, without its results; or after it."""
@@ -40,7 +37,7 @@ class Parts:
     max_running_requests: int
     is_layerwise: bool
     """Whether a layer is computed as soon as its pages have arrived."""
-    scheduling: "SchedulingPolicy"
+    scheduling: SchedulingPolicy
     number: int
     """Of the engine."""
     wake: Callable[[], None]

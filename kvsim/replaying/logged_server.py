@@ -37,6 +37,10 @@ class LoggedServer(PassingServer):
         self._log_moves()
         self.log.add("finish", request=lease.request.index)
 
+    def reset(self) -> None:
+        self.server.reset()
+        self.log.add("reset")
+
     def _log_moves(self) -> None:
         """Log what has moved between the two tiers since the last call."""
         if len(self.tiers) < 2:

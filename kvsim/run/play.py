@@ -63,6 +63,7 @@ def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None
     check_bypass(plan, "simulate")
     plan = with_known_answers(plan, requests)
     check_answers(plan, requests)
+    _check_requests(plan, requests, [request.pages_in_all(plan.page_tokens) for request in requests])
     choice = SUBSTRATES[plan.substrate]
     graphs = build_graphs(plan, requests, choice.pool)
     caches = [build_served(plan, graph, requests) for graph in graphs]
@@ -101,12 +102,10 @@ def check_verified(found: Mapping[str, Any]) -> None:
 
 def _build_server(plan: Plan, setup: CacheSetup, requests: list[Request], log: EventLog | None) -> Server:
     """Build the cache of the engine whose rules apply or, by kvsim's own rules, serve from that of a simulation."""
-    rules = plan.rules
+    if plan.rules.engine:
+        _check_requests(plan, requests, plan.replay.pages_taken(requests, plan.page_tokens))
     try:
-        if rules.engine:
-            taken = plan.replay.pages_taken(requests, plan.page_tokens)
-            rules.check_requests(requests, taken, {tier.name: tier.capacity_pages for tier in plan.tiers}, plan.page_tokens)
-        server = rules.server(setup)
+        server = plan.rules.server(setup)
     except ValueError as error:
         raise UsageError(f"rules: {error}") from error
     if server is not None:
@@ -116,6 +115,15 @@ def _build_server(plan: Plan, setup: CacheSetup, requests: list[Request], log: E
         cache.watch(CacheLog(log, cache.tiers))
     own = CacheServer(cache, build_prefetching(plan, requests, cache))
     return SampleServer(own) if any(request.samples > 1 for request in requests) else own
+
+
+def _check_requests(plan: Plan, requests: Sequence[Request], pages: Sequence[int]) -> None:
+    """Raise UsageError if the rules cannot serve requests that take ``pages`` pages each."""
+    try:
+        capacities = {tier.name: tier.capacity_pages for tier in plan.tiers}
+        plan.rules.check_requests(requests, pages, capacities, plan.page_tokens)
+    except ValueError as error:
+        raise UsageError(f"rules: {error}") from error
 
 
 def upper_bound(plan: Plan, requests: list[Request], belady: Belady | None = None) -> Outcome:
@@ -148,12 +156,13 @@ def _has_answers(plan: Plan, requests: Sequence[Request]) -> bool:
 
 def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
     """Raise UsageError if the rules need output tokens that the trace lacks, or do not support what the trace contains."""
-    if plan.rules.engine:
+    rules = plan.rules
+    if rules.engine:
         for what, is_there in (
             ("has persistent prompts", any(request.persistent for request in requests)),
-            ("resets the cache", any(request.resets for request in requests)),
+            ("resets the cache", not rules.knows_resets and any(request.resets for request in requests)),
             ("asks for several samples of an answer", any(request.samples > 1 for request in requests)),
-            ("has images that no hit may end inside", any(request.images for request in requests)),
+            ("has images that no hit may end inside", not rules.knows_images and any(request.images for request in requests)),
         ):
             if is_there:
                 raise UsageError(f"rules: the trace {what}, which an engine's own rules do not support: set rules=default")

@@ -10,7 +10,8 @@ from kvsim.core.rules import CacheSetup
 from kvsim.core.serving import NEVER_FITS
 from kvsim.core.tier import DISK, Edge, Tier
 from kvsim.engines.fastdeploy.rules import FastDeployRules
-from kvsim.engines.fastdeploy.swapping import SwapLease, SwappingCache
+from kvsim.engines.fastdeploy.swapping import SwappingCache
+from kvsim.engines.fastdeploy.swaps import SwapLease, Swaps
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.exclusive import Exclusive
@@ -51,7 +52,7 @@ def play(cache: SwappingCache, requests: list[Request], *, in_flight: int = 1, h
     """Hits of all requests, as the slow model's rows."""
     rows = replayed(cache, requests, in_flight=in_flight, hold_output=hold_output)
     check(cache, [])
-    return [row[: 2 if cache.storage is None else 3] for row in rows]
+    return [row[: 2 if cache.cache.swaps.storage is None else 3] for row in rows]
 
 
 class Small:
@@ -86,7 +87,13 @@ class Small:
         self.cache.finish_request(lease)
         self.check()
 
+    @property
+    def swaps(self) -> Swaps:
+        """The tiers of the cache, and the moves between them."""
+        return self.cache.cache.swaps
+
     def check(self) -> None:
+        self.cache.cache.check()
         unfinished = self.cache._unfinished
         check(self.cache, [*self.running, unfinished] if unfinished else self.running)
 
@@ -95,7 +102,7 @@ class Small:
         for word in words:
             lease = self.start(word, tail=tail, output=output)
             self.finish(lease)
-        return lease.hits[: 2 if self.cache.storage is None else 3]
+        return lease.hits[: 2 if self.swaps.storage is None else 3]
 
     def on(self, tier: int) -> str:
         """The letters of a tier's pages, in order of their ids."""

@@ -1,6 +1,7 @@
 """FastDeploy's prefix cache: its replay rules one by one, then random and real traces; and its other behaviour on the core, with
 the choices of ``preset=fastdeploy``."""
 
+from math import nan
 from pathlib import Path
 
 import hydra
@@ -8,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.core.request import Request
+from kvsim.core.request import Request, Reset
 from kvsim.core.rules import Rules
+from kvsim.engines.fastdeploy.rules import FastDeployRules
 from kvsim.errors import UsageError
 from kvsim.plans.build import build_run
 from kvsim.plans.plan import Plan
@@ -17,6 +19,7 @@ from kvsim.policies.placement.exclusive import Exclusive
 from kvsim.run.play import check_answers, replay, with_known_answers
 from kvsim.trace.mooncake import Mooncake
 from tests.engine.small import ask, hits, seconds, small_engine
+from tests.engine.test_images import draw_images
 from tests.engines.recorded import golden_rows, reference
 from tests.engines.slow_swaps import SlowSwaps
 from tests.engines.small_swaps import Small, make_cache, play
@@ -67,7 +70,7 @@ def test_as_many_pages_leave_as_are_missing_however_many_slots_are_free() -> Non
     cache = Small(8)
     cache.use("abcdef", "wxyz")
     assert cache.on(0) == "abwxyz"
-    assert cache.cache.gpu.pool.free == 2
+    assert cache.swaps.gpu.pool.free == 2
 
 
 def test_with_cpu_memory_room_for_the_whole_prompt_is_made_before_the_look_up() -> None:
@@ -129,10 +132,53 @@ def test_a_request_without_room_for_its_answer_keeps_its_prompt_and_goes_on() ->
     running = cache.start("abc")
     request = cache.request("d", output=3)
     assert cache.attempt(request) is None
-    assert cache.cache.gpu.pool.free == 0
+    assert cache.swaps.gpu.pool.free == 0
     cache.finish(running)
     assert cache.attempt(request) is not None
     assert cache.on(0) == "abd"
+
+
+def test_pages_in_an_image_that_goes_on_behind_the_hit_are_computed_again_in_place() -> None:
+    for image, pages in (((6, 13), 4), ((6, 18), 1), ((17, 18), 4), ((12, 40), 3)):
+        for cpu in (0, 30):
+            cache = Small(9, cpu, page_tokens=4)
+            cache.use("abcd", tail=1)
+            cache.use("pqrstuvwx"[: 9 if cpu else 1])
+            request = cache.request("abcdx", tail=1)
+            request.images = (image,)
+            lease = cache.attempt(request)
+            assert lease is not None and lease.hits == ((0, pages, 0) if cpu else (pages, 0, 0))
+
+
+def cut_back(request: Request, row: tuple[int, ...], page_tokens: int) -> tuple[int, ...]:
+    """Take pages out of a hit, deepest tier first, until it does not end inside an image."""
+    left = list(row)
+    while any(begin < sum(left) * page_tokens < end for begin, end in request.images):
+        left[max(at for at, pages in enumerate(left) if pages)] -= 1
+    return tuple(left)
+
+
+@pytest.mark.parametrize(("gpu", "cpu", "storage"), [(90, 0, 0), (60, 30, 0), (60, 30, 200)])
+def test_images_change_nothing_but_the_hits_that_end_inside_one(gpu: int, cpu: int, storage: int) -> None:
+    rows = play(make_cache(gpu, cpu, storage, page_tokens=16), conversations(2, requests=100), in_flight=2)
+    requests = draw_images(conversations(2, requests=100), 1)
+    with_images = play(make_cache(gpu, cpu, storage, page_tokens=16), requests, in_flight=2)
+    assert with_images == [cut_back(request, row, 16) for request, row in zip(requests, rows, strict=True)]
+    assert with_images != rows
+
+
+@pytest.mark.parametrize("mode", ["drain", "now"])
+@pytest.mark.parametrize(("gpu", "cpu", "storage"), [(90, 0, 0), (60, 30, 0), (60, 30, 200)])
+def test_after_a_reset_nothing_is_found(gpu: int, cpu: int, storage: int, mode: str) -> None:
+    """After a reset at once, requests that run have their slots until they finish."""
+    requests, sizes = conversations(2, requests=100), {"page_tokens": 16, "cache_output": True}
+    requests[50].resets = (Reset(mode, nan),)
+    rows = play(make_cache(gpu, cpu, storage, **sizes), requests, in_flight=3)
+    before, after = (play(make_cache(gpu, cpu, storage, **sizes), some, in_flight=3) for some in (requests[:50], requests[50:]))
+    assert rows[:50] == before
+    if mode == "drain":
+        assert rows[50:] == after
+    assert sum(rows[50]) == 0 < sum(map(sum, rows[51:]))
 
 
 def conversation_plan(*overrides: str) -> tuple[Plan, list[Request]]:
@@ -166,10 +212,12 @@ def test_policies_that_fastdeploy_does_not_have_are_refused(override: str, messa
         replay(*conversation_plan(override))
 
 
-@pytest.mark.parametrize("setting", ["tiers.disk.capacity=1TiB", "rules.cache_output=false", "placement=write_back"])
-def test_a_simulation_uses_kvsims_own_rules_with_the_same_settings(setting: str) -> None:
-    plan = preset(setting, "rules.recompute_last_token=false", command="simulate")
-    assert plan.rules == Rules(recompute_last_token=False, cache_output=False if "output" in setting else None)
+@pytest.mark.parametrize("tiers", [("gpu",), ("gpu", "cpu"), ("gpu", "cpu", "disk")])
+def test_a_simulation_uses_these_rules_and_a_validation_kvsims_own_with_the_same_settings(tiers: tuple[str, ...]) -> None:
+    rules = FastDeployRules(recompute_last_token=False, cache_output=True)
+    assert rules.for_command("simulate", tiers) is rules
+    assert rules.for_command("validate", tiers) == Rules(recompute_last_token=False, cache_output=True)
+    assert rules.for_command("simulate", [*tiers, "remote"]) == Rules(recompute_last_token=False, cache_output=True)
 
 
 def longest_prompt(requests: list[Request], gpu: int, *, page_tokens: int, holds_output: bool = True) -> int:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvsim import load_trace, replay
 from kvsim.core.request import Request
-from kvsim.engines.fastdeploy.swapping import SwapLease
+from kvsim.engines.fastdeploy.swaps import SwapLease
 from kvsim.errors import UsageError
 from kvsim.policies.eviction.fifo import FIFO
 from kvsim.policies.eviction.s3_fifo import S3FIFO
@@ -33,7 +33,7 @@ def test_storage_is_looked_up_behind_gpu_and_cpu_memory() -> None:
     cache.start("ab")
     cache.use("0123456789")  # evicts ten pages: c to f and u to z
     assert cache.where == ("ab0123456789", "cdefuvwxyz")
-    cache.cache._delete(cache.cache.tiers[1], 2, 99.0)
+    cache.swaps.delete(cache.cache.tiers[1], 2, 99.0)
     assert cache.on(1) == "cduvwxyz"
     assert cache.use("abcdefg") == (2, 2, 2)
 
@@ -84,9 +84,9 @@ def answer(cache: Small, word: str, text: str) -> SwapLease:
 def test_an_answer_is_cached_when_its_request_finishes() -> None:
     cache = Small(9, 9, cache_output=True)
     running = answer(cache, "ab", "cd")
-    assert cache.where == ("ab", "") and cache.cache.gpu.pool.free == 4
+    assert cache.where == ("ab", "") and cache.swaps.gpu.pool.free == 4
     cache.finish(running)
-    assert cache.where == ("abcd", "") and cache.cache.gpu.pool.free == 5
+    assert cache.where == ("abcd", "") and cache.swaps.gpu.pool.free == 5
     assert cache.use("abcde") == (4, 0)
 
 
@@ -94,10 +94,11 @@ def test_an_answer_that_is_known_in_cpu_memory_comes_back_in_the_slots_of_its_re
     cache = Small(12, 12, cache_output=True)
     cache.use("abcd")
     running = answer(cache, "ab", "cdx")
-    cache.cache._swap_out(cache.cache.tiers[1], 2, 99.0)
+    cache.swaps.make_room(10, 99.0)
+    cache.cache._land()
     assert cache.where == ("ab", "cd")
     cache.finish(running)
-    assert cache.where == ("abcdx", "") and cache.cache.gpu.pool.free == 7
+    assert cache.where == ("abcdx", "") and cache.swaps.gpu.pool.free == 7
 
 
 def test_a_cached_answer_goes_to_storage_with_its_prompt() -> None:

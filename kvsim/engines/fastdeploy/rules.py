@@ -7,19 +7,23 @@ from typing import ClassVar
 from kvsim.core.request import Request
 from kvsim.core.rules import OWN, CacheSetup, Rules
 from kvsim.core.tier import DISK, GPU, Edge
+from kvsim.engines.fastdeploy.stepped import SteppedSwaps
 from kvsim.engines.fastdeploy.swapping import SwappingCache
 
 
 @dataclass(frozen=True, kw_only=True)
 class FastDeployRules(Rules):
-    """The rules of FastDeploy's scheduler V1 and prefix cache (April 2026), request by request, as ``SwappingCache``.
-
-    They have no clock and apply to ``kvsim replay`` only. All other commands use kvsim's own rules with the same settings.
+    """The rules of FastDeploy's scheduler V1 and prefix cache (April 2026), request by request: ``SwappingCache`` in a replay,
+    ``SteppedSwaps`` in time, with kvsim's own schedule. ``kvsim validate`` uses kvsim's own rules with the same settings.
     """
 
     engine: ClassVar[str] = "FastDeploy"
-    covers_time: ClassVar[bool] = False
+    knows_images: ClassVar[bool] = True
+    knows_resets: ClassVar[bool] = True
     covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu", "disk")
+
+    def covers(self, command: str, tiers: Sequence[str]) -> bool:
+        return command != "validate" and super().covers(command, tiers)
 
     def check_requests(
         self, requests: Sequence[Request], pages: Sequence[int], capacities: Mapping[str, int | None], page_tokens: int
@@ -41,22 +45,28 @@ class FastDeployRules(Rules):
             )
 
     def server(self, setup: CacheSetup) -> SwappingCache:
+        return SwappingCache(self.cache(setup))
+
+    def cache(self, setup: CacheSetup) -> SteppedSwaps:
+        if sum([tier.level == GPU for tier in setup.tiers]) > 1:
+            raise ValueError(
+                "engines of FastDeploy share no tier here: set tiers.cpu.scope=engine and, with a disk tier, "
+                f"cluster.engines_per_host=1, {OWN}"
+            )
         for tier in setup.tiers:
             if tier.level != DISK and not tier.eviction.orders_by_last_use():
                 kind = type(tier.eviction).__name__
                 raise ValueError(f"FastDeploy evicts what was used least recently, not by {kind}: set eviction=lru, {OWN}")
-        storage = None
         for edge in setup.edges:
             if edge.lower.level == DISK:
                 _check_storage(edge)
-                storage = edge
             elif edge.keeps_loaded() or edge.copies_after_use or edge.watermark():
                 kind = type(edge.placement).__name__
                 raise ValueError(f"FastDeploy swaps pages, which {kind} does not: set placement=exclusive, {OWN}")
-        return SwappingCache(
+        return SteppedSwaps(
             setup.tiers,
+            setup.edges,
             setup.page_tokens,
-            storage=storage,
             recompute_last_token=self.recompute_last_token,
             cache_output=bool(self.cache_output),
         )
