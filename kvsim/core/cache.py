@@ -1,10 +1,10 @@
 """The cache: tracks where pages are stored and decides by its policies. It never waits and never moves a byte."""
 
-from math import inf
+from math import inf, isnan, nan
 
 from kvsim.core.check import Held, check
 from kvsim.core.lease import FINISHED, FIRST, FOR_DECODE, HANDED_OVER, KNOWN, LOOK, LOST, Lease
-from kvsim.core.loading import LowerTiers
+from kvsim.core.loading import LowerTiers, gaps_of
 from kvsim.core.persistent import PersistentPrompts
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
@@ -40,6 +40,7 @@ class Cache(ServedCache):
         self._write_down = self.transfers.write_down
         self._views = self.transfers.views
         self._recomputes_last_token = rules.recompute_last_token
+        self._caches_chunks = rules.cache_chunks
         self._is_single = len(tiers) == 1
         self._levels = 1 + max([tier.level for tier in tiers])
 
@@ -236,25 +237,54 @@ class Cache(ServedCache):
 
     # --- computed pages --------------------------------------------------------------------------------------------------------
 
+    def end_chunk(self, lease: Lease, tokens: int, now: float) -> None:
+        """Add the full pages that have been computed to the tree. Tiers below are offered them by ``insert``, as one prompt.
+
+        After a load that has come short, none are added before the prompt's end: what it has not brought is computed, too.
+        """
+        if not (self._caches_chunks and lease.rest) or lease.epoch != self.residency.epoch:
+            return
+        request, last = lease.request, lease.node
+        tokens = min(tokens, request.prompt_tokens) - request.bigram  # the key of a pair needs the next token
+        pages = tokens // self.page_tokens - last.depth - last.pages
+        if pages > 0 and (self._is_single or not gaps_of(lease)):
+            computed, rest = split_extents(lease.rest, pages)
+            self._add_computed(lease, computed, self._announce_computed(lease, now))
+            lease.rest = rest
+
     def insert(self, lease: Lease, now: float) -> list[Transfer]:
         if lease.epoch != self.residency.epoch:
             return NO_TRANSFERS
-        residency, request = self.residency, lease.request
-        now = residency.tick(now)
-        residency.notices.request(request, now, lease.gpu)
+        now = self._announce_computed(lease, now)
         if not self._is_single:
             self.transfers.fill_gaps(lease, now)
-        rest = lease.rest
-        if rest:
-            if rest[0][0] in lease.node.children:
-                rest = self._join_known(lease, now)
-            if rest:
-                gpu = lease.gpu
-                pages = rest[0][1] if len(rest) == 1 else count_pages(rest)
-                mine, lease.slots = gpu.pool.split(lease.slots, pages)
-                lease.node = residency.add_leaf(lease.node, rest, pages, gpu, mine, now)
-            lease.rest = ()
+        self._add_computed(lease, lease.rest, now)
+        lease.rest, lease.begun_at = (), nan
         return NO_TRANSFERS if self._is_single else self._offer(lease, now)
+
+    def _announce_computed(self, lease: Lease, now: float) -> float:
+        """Notify policies of a request before its computed pages are added; for later chunks, if another has come between.
+
+        Returns a time that no other use of the cache has.
+        """
+        residency = self.residency
+        now = residency.tick(now)
+        is_first = isnan(lease.begun_at)
+        if is_first:
+            lease.begun_at = now
+        if is_first or residency.notices.latest is not lease.request:
+            residency.notices.request(lease.request, now, lease.gpu)
+        return now
+
+    def _add_computed(self, lease: Lease, extents: tuple[Extent, ...], now: float) -> None:
+        """Add computed pages to the tree, after the pinned path, and pin them."""
+        if extents and extents[0][0] in lease.node.children:
+            extents = self._join_known(lease, extents, now)
+        if extents:
+            residency, gpu = self.residency, lease.gpu
+            pages = extents[0][1] if len(extents) == 1 else count_pages(extents)
+            mine, lease.slots = gpu.pool.split(lease.slots, pages)
+            lease.node = residency.add_computed(lease.node, extents, pages, gpu, mine, now, lease.begun_at)
 
     def _offer(self, lease: Lease, now: float) -> list[Transfer]:
         """Offer the path that a request has used to the placement policies, edge by edge from the top."""
@@ -271,9 +301,9 @@ class Cache(ServedCache):
             transfer.request = prompt
         return transfers
 
-    def _join_known(self, lease: Lease, now: float) -> tuple[Extent, ...]:
+    def _join_known(self, lease: Lease, extents: tuple[Extent, ...], now: float) -> tuple[Extent, ...]:
         """Pin the computed pages that the tree has already, from other requests or in tiers below. Returns the new pages."""
-        path, rest = self.residency.follow(lease.node, lease.rest)
+        path, rest = self.residency.follow(lease.node, extents)
         for node in path:
             self._take_computed(lease, node, now)
             lease.node = node

@@ -1,5 +1,6 @@
 """A lease: one request's hold on the cache."""
 
+from math import nan
 from typing import Any, Final
 
 from kvsim.core.request import Request
@@ -38,12 +39,14 @@ class Lease:
     admit    the path is pinned down to ``node``; the request has ``slots``, or a reservation of ``reserved_pages`` of them, for
              all other pages
     load     ``loaded_pages`` come from tiers below, those of levels beyond the first by level in ``loaded``
-    insert   computed pages are in the tree and pinned too; ``slots`` keeps those of the partial page and the answer
+    insert   computed pages are in the tree and pinned too; ``slots`` keeps those of the partial page and the answer. Where
+             ``end_chunk`` inserts those of a chunk, ``rest`` are the prompt's pages after them
     """
 
     __slots__ = (
-        "below", "epoch", "gpu", "gpu_nodes", "gpu_pages", "hits", "is_finishing", "leading_pages", "loaded", "loaded_pages",
-        "loading", "missing_pages", "node", "path", "reserved_pages", "request", "rest", "slots", "states", "waits", "why",
+        "begun_at", "below", "epoch", "gpu", "gpu_nodes", "gpu_pages", "hits", "is_finishing", "leading_pages", "loaded",
+        "loaded_pages", "loading", "missing_pages", "node", "path", "reserved_pages", "request", "rest", "slots", "states",
+        "waits", "why",
     )  # fmt: skip
 
     def __init__(self, request: Request, gpu: Tier, root: Node, why: int = FIRST) -> None:
@@ -77,6 +80,8 @@ class Lease:
         """Write-downs that make room for this request."""
         self.epoch = 0
         """The residency's ``epoch`` at admission."""
+        self.begun_at = nan
+        """When the first pages of what it computes now entered the tree; nan if none have."""
         self.hits: tuple[int, ...] = ()
         """Hit pages by level, from the GPU down; set in a replay."""
         self.is_finishing = False

@@ -137,12 +137,8 @@ class LowerTiers(Transfers, Lower):
 
     def fill_gaps(self, lease: Lease, now: float) -> None:
         """Make pages ready that a load failed to bring: they have been computed in the slots reserved for them."""
-        node, gpu = lease.node, lease.gpu
-        first_page = 0 if lease.missing_pages else lease.gpu_pages
-        while node.depth >= first_page and node.parent is not None:
-            if is_gap(node, gpu):
-                self.residency.set_ready(node, gpu, now)
-            node = node.parent
+        for node in gaps_of(lease):
+            self.residency.set_ready(node, lease.gpu, now)
 
     # --- fetches -------------------------------------------------------------------------------------------------------------
 
@@ -200,3 +196,15 @@ def path_between(upper: Node, node: Node) -> list[Node]:
         node = node.parent
     path.reverse()
     return path
+
+
+def gaps_of(lease: Lease) -> list[Node]:
+    """Return the nodes that loads have failed to bring to a running request, deepest first: it computes them in their slots."""
+    gaps: list[Node] = []
+    node, gpu = lease.node, lease.gpu
+    first_page = 0 if lease.missing_pages else lease.gpu_pages
+    while node.depth >= first_page and node.parent is not None:
+        if is_gap(node, gpu):
+            gaps.append(node)
+        node = node.parent
+    return gaps

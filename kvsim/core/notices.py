@@ -32,6 +32,8 @@ class Notices:
         self._all = Listeners(tiers)
         self.wants_hits = bool(self._all.hits)
         """Whether any policy hears of hits."""
+        self.latest: Any = None
+        """The request that policies have been notified of last."""
         self._listeners = {gpu.index: Listeners([gpu, *gpu.all_below()]) for gpu in gpus} if self.has_several_gpus else {}
 
     def hearing(self, gpu: Tier | None) -> Listeners:
@@ -45,6 +47,7 @@ class Notices:
 
     def request(self, request: Any, now: float, gpu: Tier | None = None, *, on_gpu_only: bool = False) -> None:
         """Notify policies of a request before its hits and inserts."""
+        self.latest = request
         for tier in self.hearing(gpu).requests:
             if on_gpu_only and tier is not gpu:
                 continue

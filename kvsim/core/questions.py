@@ -46,7 +46,8 @@ class Eviction(metaclass=ABCMeta):
         """Called before a request uses nodes, and again before it inserts nodes: the ``on_hit`` and ``on_insert`` that follow
         belong to it.
 
-        Called again for a request that is admitted again after a retraction.
+        Called again for a request that is admitted again after a retraction, and before a chunk of its prompt is inserted if
+        another request has been announced since its last chunk.
         """
 
     def on_finish(self, request: Request, node: Node, now: float) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from functools import partial
-from math import inf, nextafter
+from math import inf, isnan, nan, nextafter
 from typing import Any
 
 import numpy as np
@@ -157,15 +157,36 @@ class Residency(Copies):
                     tier.eviction.on_merge(node, child)
         self.tree.join(node, child)
 
-    def add_leaf(self, parent: Node, extents: tuple[Extent, ...], pages: int, tier: Tier, slots: Any, now: float) -> Node:
-        """Add a node for pages that are ready in one tier, and pin it there."""
+    def add_computed(
+        self, parent: Node, extents: tuple[Extent, ...], pages: int, tier: Tier, slots: Any, now: float, begun_at: float
+    ) -> Node:
+        """Add a node as ``add_leaf`` for pages of a prompt or an answer whose first pages were added at ``begun_at``.
+
+        All of them have that age, and the last use of all is now: chunks that nothing distinguishes are one node.
+        """
+        node = self.add_leaf(parent, extents, pages, tier, slots, now, begun_at)
+        earlier, above = list[Node](), parent
+        while above.created == begun_at and above.parent is not None:
+            earlier.append(above)
+            above = above.parent
+        if earlier:
+            self.reannounce(earlier, now, tier)
+            self.merge(parent)
+        return node
+
+    def add_leaf(
+        self, parent: Node, extents: tuple[Extent, ...], pages: int, tier: Tier, slots: Any, now: float, created: float = nan
+    ) -> Node:
+        """Add a node for pages that are ready in one tier, and pin it there. Its age is that of ``created``, if given."""
         node = self.tree.add(parent, extents, pages, now)
+        if not isnan(created):
+            node.created = created
         index = tier.index
         node.slots[index] = slots
         node.pins[index] = 1
         parent.children_in[index] += 1
         if self._has_several_gpus:
-            self._use_in(node, tier, now, 0)
+            node.own_uses = {index: (now, 1, node.created)}
         self.set_ready(node, tier, now)
         return node
 

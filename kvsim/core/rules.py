@@ -105,6 +105,9 @@ class Rules:
     """The answer of a finished request is cached too: the full pages of prompt and answer, without the answer's last token,
     whose KV is never computed. True needs a trace with the tokens of its answers; None caches those of such a trace."""
 
+    cache_chunks: bool = True
+    """In time: pages can be found as soon as a prefill chunk has computed them; otherwise when the whole prompt is computed."""
+
     def can_cache_answers(self, command: str, tiers: Sequence[str]) -> bool:
         """Whether ``cache_output`` is supported on a command with the tiers of these names."""
         return True
@@ -123,7 +126,7 @@ class Rules:
                     f"{field.name} has no effect on kvsim {command} with tiers {', '.join(tiers)}, which uses kvsim's own rules: "
                     "leave it out"
                 )
-        return Rules(recompute_last_token=self.recompute_last_token, cache_output=self.cache_output)
+        return Rules(**{name: getattr(self, name) for name in known})
 
     def covers(self, command: str, tiers: Sequence[str]) -> bool:
         """Whether the rules apply to a command with these tiers, or refuse it, instead of giving way to kvsim's own."""

@@ -237,6 +237,12 @@ class ServedCache(Reported):
         """
         return True
 
+    def end_chunk(self, lease: Lease, tokens: int, now: float) -> None:
+        """Take note that a step has computed a prompt up to its first ``tokens`` tokens, and that others will compute the rest.
+
+        A hook of caches that let others find what is computed before the whole prompt is.
+        """
+
     @abstractmethod
     def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
         """Give more slots to decoding requests of one GPU tier: all get what they need, or none does.

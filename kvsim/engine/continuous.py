@@ -167,6 +167,7 @@ class ContinuousBatching(Schedule):
         assert lease is not None
         job.computed += tokens
         if job.computed < job.target_tokens:
+            self.cache.end_chunk(lease, job.computed, self.env.now)
             return
         self.running.admitted.remove(job)
         self.mover.submit(self.cache.insert(lease, self.env.now))

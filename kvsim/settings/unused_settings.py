@@ -12,13 +12,13 @@ WITHOUT_EFFECT = {
     ),
     "replay": (
         "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "validate", "slo", "saturate",
-        "hardware.rank_jitter", "hardware.rank_faults", "hardware.noise",
+        "hardware.rank_jitter", "hardware.rank_faults", "hardware.noise", "rules.cache_chunks",
     ),
     "validate": ("replay", "curve", "print_tree", "substrate", "logger", "events", "slo", "saturate"),
     "curve": (
         "engine", "hardware", "substrate", "disk", "replay", "tiers", "eviction", "placement", "prefetch", "checkpoint",
         "routing", "scheduling", "cluster", "preset", "print_tree", "timeline", "events", "logger", "sweep.objective", "validate",
-        "slo", "saturate",
+        "slo", "saturate", "rules.cache_chunks",
     ),
 }  # fmt: skip
 """By command, groups and settings; a section stands for all below it."""

@@ -206,6 +206,10 @@ class HybridCache(ServedCache):
     def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
         return self.kv.grow(needs, now)
 
+    def end_chunk(self, lease: Lease, tokens: int, now: float) -> None:
+        """Add the full pages that have been computed. Hits end at states, which are saved when the whole prompt is computed."""
+        self.kv.end_chunk(lease, tokens, now)
+
     def insert(self, lease: Lease, now: float) -> list[Transfer]:
         """Also saves the states planned for the prompt, or those of the answer."""
         states = states_of(lease)

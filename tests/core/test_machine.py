@@ -284,6 +284,24 @@ class CacheMachine(RuleBasedStateMachine):
         """Take a request one stage on."""
         self.take_on(self.requests[pick % len(self.requests)])
 
+    @rule(pick=PICK, pages=st.integers(0, 7), more=st.integers(0, 1))
+    @precondition(lambda self: any(running.stage == LOADED for running in self.requests))
+    def compute_chunk(self, pick: int, pages: int, more: int) -> None:
+        """A chunk that ends after that many pages more than the pinned path has, and perhaps a token."""
+        loaded = [running for running in self.requests if running.stage == LOADED]
+        running = loaded[pick % len(loaded)]
+        lease, epoch = running.lease, self.cache.residency.epoch
+        before, left = lease.node.depth + lease.node.pages, ids_of_extents(lease.rest)
+        if self.blocking(running) or pages >= len(left):
+            return
+        had_gaps = any(node.state[lease.gpu.index] == INCOMING for node in self.path(lease.node))
+        if lease.epoch == epoch and not had_gaps:
+            self.bytes[lease.gpu.index][lease.slots[:pages]] = left[:pages]
+        self.cache.end_chunk(lease, (before + pages) * self.page_tokens + more * (self.page_tokens - 1), self.time())
+        inserted = lease.node.depth + lease.node.pages - before
+        assert inserted == (0 if had_gaps or lease.epoch != epoch else pages)
+        assert ids_of_extents(lease.rest).tolist() == left[inserted:].tolist()
+
     @rule(pick=PICK, pages=st.integers(1, 3))
     @precondition(lambda self: any(running.stage == COMPUTED for running in self.requests))
     def grow(self, pick: int, pages: int) -> None:

@@ -355,6 +355,7 @@ def cases(
     replay = [f"replay.in_flight={1 if is_single else draw(st.sampled_from([1, 1, 2, 5]))}"]
     replay.append(f"replay.hold_output={'true' if keeps_answers or is_single else draw(st.sampled_from(['true', 'false']))}")
     simulate = [*draw(machines(names)), *draw(engine_settings(is_single=is_single))]
+    simulate.append(f"rules.cache_chunks={draw(st.sampled_from(['true', 'true', 'false']))}")
     if not is_single:
         simulate += draw(cluster_settings(names, is_hybrid=is_hybrid, is_divisible=not (is_hybrid or about.has_samples)))
     tail = "full" if keeps_answers else draw(st.sampled_from(["full", "full", "all"]))
@@ -385,8 +386,9 @@ MISTAKES = (
     "checkpoint=last", "prefetch=threshold", "placement=write_back", "tiers.cpu.states=3states", "tiers.gpu.states=2states",
     "tiers.disk.below=gpu", "tiers.disk.capacity=7pages", "eviction=belady", "eviction@tiers.disk.eviction=lfu",
     "rules=sglang", "rules=vllm", "rules=fastdeploy", "rules=lightllm", "rules=vllm_hybrid", "rules=sglang_mamba",
-    "rules=lightllm_hybrid", "rules.cache_output=true", "tiers.cpu.page_tokens=8", "tiers.gpu.capacity=0",
-    "tiers.gpu.capacity=1pages", "warmup=0.9", "warmup=1", "tiers.gpu.states=unlimited", "tiers.cpu.states=0",
+    "rules=lightllm_hybrid", "rules.cache_output=true", "rules.cache_chunks=false", "tiers.cpu.page_tokens=8",
+    "tiers.gpu.capacity=0", "tiers.gpu.capacity=1pages", "warmup=0.9", "warmup=1", "tiers.gpu.states=unlimited",
+    "tiers.cpu.states=0",
     "tiers.cpu.capacity=0", "eviction=ttl", "events=true", "seed=-1", "placement=store_threshold", "eviction=workload_aware",
     "checkpoint=retention", "tiers.gpu.workspace=1GiB", "tiers.remote.capacity=5pages", "tiers.remote.below=cpu",
     "tiers.remote.object_bytes=100",

@@ -127,6 +127,7 @@ def small_engine(
     page_tokens: int = PAGE_TOKENS,
     recompute_last_token: bool = True,
     cache_output: bool = False,
+    cache_chunks: bool = True,
     hardware: dict[str, Any] | None = None,
     make_substrate: type[SimulatedSubstrate] = SimulatedSubstrate,
     **settings: Any,
@@ -135,7 +136,8 @@ def small_engine(
     capacities = [capacity for capacity in (gpu, cpu, disk) if capacity != 0]
     placements = [make() for make in (placement if isinstance(placement, Sequence) else [placement] * 2)]
     tiers, edges = make_tiers(capacities, [eviction() for _ in range(3)], placements, slots=False, page_tokens=page_tokens)
-    cache = Cache(tiers, edges, Rules(recompute_last_token=recompute_last_token, cache_output=cache_output), page_tokens)
+    rules = Rules(recompute_last_token=recompute_last_token, cache_output=cache_output, cache_chunks=cache_chunks)
+    cache = Cache(tiers, edges, rules, page_tokens)
     policy = prefetch or NoPrefetch()
     machine = HardwareSpec(**(HARDWARE | (hardware or {})))
     if len(tiers) > 1:

@@ -146,6 +146,17 @@ def test_the_schedule_of_vllm_goes_by_arrival_or_priority() -> None:
         assert "vLLM's schedule is by arrival or by priority" in problem("rules=vllm", *settings, command="simulate")
 
 
+def test_engines_with_a_schedule_have_no_choice_when_computed_pages_are_found() -> None:
+    for rules, engine in (("vllm", "vLLM"), ("sglang", "SGLang")):
+        found = problem(f"rules={rules}", "+rules.cache_chunks=false", command="simulate")
+        assert found.startswith(
+            f"rules.cache_chunks=false is not supported by {engine}'s rules: set it to true, or set rules=default"
+        )
+    for rules in ("default", "lightllm", "fastdeploy"):
+        key = "rules.cache_chunks" if rules == "default" else "+rules.cache_chunks"
+        assert not plan(f"rules={rules}", f"{key}=false", command="simulate").rules.cache_chunks
+
+
 def test_thresholds_of_duplicates_have_no_effect_where_there_are_none() -> None:
     settings = ["scheduling=longest_prefix", "scheduling.in_batch_duplicates=equal", "scheduling.shared_tokens=64"]
     expected = "scheduling.shared_tokens has no effect with these settings of LongestPrefix: leave it out"
@@ -167,6 +178,7 @@ def test_the_record_does_not_depend_on_the_folder() -> None:
         (["eviction@tiers.disk.eviction=lru"], "eviction@tiers.disk.eviction has no effect without that tier"),
         (["eviction=fifo", "eviction@tiers.gpu.eviction=lru"], "eviction has no effect because every tier has its own"),
         (["engine.max_batch_tokens=1"], "engine.max_batch_tokens has no effect on kvsim replay"),
+        (["rules.cache_chunks=false"], "rules.cache_chunks has no effect on kvsim replay: leave it out"),
         (["replay.prefill_chunk_tokens=0"], "replay.prefill_chunk_tokens has no effect under rules without prefill chunks"),
         (["eviction=slru", "eviction.protected_hits=few"], "eviction.protected_hits: Value 'few' of type 'str'"),
         (["+eviction.colour=red"], "eviction.colour: there is no such setting"),

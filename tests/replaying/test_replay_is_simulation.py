@@ -149,6 +149,24 @@ def test_on_one_tier(eviction: str) -> None:
     assert (outcome.status == REJECTED).any(), "a request too large for the GPU"
 
 
+@cache
+def plan_of_chunks(command: str, *overrides: str) -> Plan:
+    """Steps compute three pages at most, so that most prompts take several."""
+    plan = plan_of(command, *overrides)
+    return replace(plan, engine=replace(plan.engine, max_batch_tokens=3 * plan.page_tokens + 1))
+
+
+@pytest.mark.parametrize("eviction", EVICTIONS)
+def test_prompts_may_be_computed_in_chunks(eviction: str) -> None:
+    """What a chunk makes known at once ends up as if the whole prompt had been computed at once."""
+    requests = conversations(1, requests=30)
+    outcome = check(eviction, requests, "tiers.gpu.capacity=26pages", plans=plan_of_chunks, eviction=policy("eviction", eviction))
+    assert outcome.hit_pages.sum() > 0
+    for shape in ("two", "three"):
+        policies = {"eviction": policy("eviction", eviction), "placement": policy("placement", "write_back")}
+        check(shape, requests, *tiers_of(shape), plans=plan_of_chunks, **policies)
+
+
 PAIRS = [(eviction, placement) for eviction in EVICTIONS for placement in PLACEMENTS]
 
 

@@ -208,6 +208,8 @@ class Walk:
             self.learn(arriving)
             if arriving:
                 self.carry(arriving[0], fail=self.draw(st.integers(0, 4)) == 0)
+            elif self.draw(st.booleans()):
+                self.cache.end_chunk(lease, self.draw(st.integers(0, lease.request.prompt_tokens - 1)), self.now())
             else:
                 self.learn(self.cache.insert(lease, self.now()))
                 entry[1] = "computed"

@@ -49,6 +49,7 @@ class SGLangRules(Rules):
     engine: ClassVar[str] = "SGLang"
     covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu", "disk")
     refuses_other_tiers: ClassVar[bool] = True
+    fixed_settings: ClassVar[Sequence[str]] = ("cache_chunks",)
     prefills_in_chunks: ClassVar[bool] = True
     counts_steps: ClassVar[bool] = True
     asks_prefetch: ClassVar[bool] = True

@@ -34,6 +34,7 @@ class VLLMRules(Rules):
     engine: ClassVar[str] = "vLLM"
     covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu")
     refuses_other_tiers: ClassVar[bool] = True
+    fixed_settings: ClassVar[Sequence[str]] = ("cache_chunks",)
 
     cache_output: bool | None = None
     loop: str = "plain"
