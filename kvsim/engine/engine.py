@@ -201,8 +201,10 @@ class Engine(Watch):
                 if step is None or self.frontend.is_done:
                     continue
             if step is not None:
+                if schedule.looks_ahead and self._wakeup.triggered:
+                    step.work.max_steps = 1
                 under_way = self._begin(step)
-                if not schedule.looks_ahead:
+                if not schedule.looks_ahead or step.work.max_steps > 1:
                     yield from self._end(under_way)
                     under_way = None
             elif not self.frontend.is_done:

@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,8 +25,9 @@ from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.schedule import Parts, Schedule, Step
 from kvsim.engines.sglang.rules import SGLangRules
-from kvsim.engines.sglang.schedule import NodeSchedule, NodeStep
+from kvsim.engines.sglang.schedule import NodeSchedule
 from kvsim.engines.sglang.stepped import SteppedNodes
+from kvsim.engines.sglang.steps import NodeStep
 from kvsim.hardware.spec import HardwareSpec, LinearHardware
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
@@ -57,8 +59,11 @@ Formed = tuple[str, int, int, int, int, int, int, int, float]
 class Spy(Schedule):
     """Records what each pass forms, and recounts the cache."""
 
-    def __init__(self, schedule: NodeSchedule) -> None:
+    def __init__(self, schedule: NodeSchedule, *, leaps: bool) -> None:
         self.own = schedule
+        self.leaps = leaps
+        self.has_leapt = False
+        self.leapt_steps = 0
         self.waiting = schedule.waiting
         self.looks_ahead = schedule.looks_ahead
         self.is_draining = False
@@ -82,21 +87,39 @@ class Spy(Schedule):
         return self.own.takes(request)
 
     def form(self) -> Any:
+        after_leap = self.looks_ahead and self.has_leapt
         step = yield from self.own.form()
         own = self.own
         own.cache.check()
+        self.has_leapt = False
         if step is not None:
             assert isinstance(step, NodeStep)
+            if not self.leaps:
+                step.work.max_steps = 1
             chunks, answers, page_tokens = step.chunks, step.answers, own.page_tokens
             kind = "mixed" if chunks and answers else "prefill" if chunks else "decode"
             new = sum(chunk.end - chunk.begin for chunk in chunks) + len(answers)
             tokens = own.pool.free * page_tokens, own.gpu.evictable_pages * page_tokens
-            counts = len(chunks) + len(answers), new, len(answers), len(own.queue), len(own.running)
-            self.steps.append((kind, *counts, *tokens, own.ratio.value))
+            waiting = self.steps[-1][4] if after_leap else len(own.queue)  # formed before the step that has just ended
+            self.steps.append((kind, len(chunks) + len(answers), new, len(answers), waiting, len(own.running), *tokens, own.ratio.value))
         return step
 
     def ended(self, step: Step, steps: int) -> None:
+        assert isinstance(step, NodeStep)
+        self.leap(step, steps)
         self.own.ended(step, steps)
+
+    def leap(self, leap: NodeStep, steps: int) -> None:
+        """Record the steps of a leap after the first one."""
+        page_tokens = self.own.page_tokens
+        self.has_leapt = leap.work.max_steps > 1
+        first, ratio = self.steps[-1], copy(self.own.ratio)
+        for more in range(1, steps):
+            ratio.decay()
+            held = [lease.tokens for _, lease in leap.answers]
+            begun = sum(-(-(tokens + more) // page_tokens) - -(-tokens // page_tokens) for tokens in held)
+            tokens = (self.own.pool.free - begun) * page_tokens, self.own.gpu.evictable_pages * page_tokens
+            self.steps.append((*first[:6], *tokens, ratio.value))
 
     def transfer_ended(self, transfer: Transfer) -> bool:
         return self.own.transfer_ended(transfer)
@@ -127,6 +150,7 @@ def serve(
     eviction: EvictionPolicy | None = None,
     chunk: int = 8192,
     most: int = 256,
+    leaps: bool = True,
 ) -> tuple[list[Row], list[Formed]]:
     """The schedule by SGLang's rules, request by request and step by step, with room for ``capacity`` tokens."""
     gpu = Tier("gpu", 0, SlotPool(capacity // page_tokens), eviction or LRU())
@@ -138,7 +162,7 @@ def serve(
     make = rules.scheduler()
 
     def spy(parts: Parts) -> Spy:
-        spies.append(Spy(make(parts)))
+        spies.append(Spy(make(parts), leaps=leaps))
         return spies[0]
 
     settings = EngineSettings(max_batch_tokens=chunk, max_running_requests=most)

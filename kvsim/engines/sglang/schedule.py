@@ -5,9 +5,9 @@ from typing import Any, cast
 
 from kvsim.core.lease import LOST, RETRACTED
 from kvsim.core.request import Request
-from kvsim.core.transfer import NO_TRANSFERS, Transfer
+from kvsim.core.transfer import Transfer
 from kvsim.engine.frontend import Frontend
-from kvsim.engine.job import DECODING, ENDED, PREFILLING, Job
+from kvsim.engine.job import DECODING, ENDED, LEAP_STEPS, PREFILLING, Job
 from kvsim.engine.job import LOST as GIVEN_UP
 from kvsim.engine.schedule import Parts, Schedule, Step
 from kvsim.engine.substrate import Work
@@ -15,34 +15,10 @@ from kvsim.engine.waiting import WaitingRequests
 from kvsim.engines.sglang.budget import MOST_PROMISED, RETRACT_STEPS, PassBudget, PassSettings, TokenRatio
 from kvsim.engines.sglang.queue import NodeQueue
 from kvsim.engines.sglang.stepped import NodesLease, SteppedNodes
+from kvsim.engines.sglang.steps import Answer, Chunk, NodeStep, fewest_left, steps_with_room
 
 SPARE_TOKENS = 6
 """A prompt is rejected that leaves no more tokens than these."""
-
-
-class Chunk:
-    """A part of a prompt that a step computes."""
-
-    __slots__ = ("begin", "end", "is_last", "job", "lease")
-
-    def __init__(self, job: Job, lease: NodesLease, begin: int, end: int, *, is_last: bool) -> None:
-        self.job = job
-        self.lease = lease
-        self.begin = begin
-        self.end = end
-        self.is_last = is_last
-
-
-class NodeStep(Step):
-    """A step, with the leases that it was formed for: what it computes for a request that has lost its lease is lost."""
-
-    __slots__ = ("answers", "chunks")
-
-    def __init__(self, work: Work, chunks: list[Chunk], answers: list[tuple[Job, NodesLease]]) -> None:
-        super().__init__(work, NO_TRANSFERS)
-        self.chunks = chunks
-        self.answers = answers
-
 
 class NodeSchedule(Schedule):
     """Prefill first: a pass forms a step of prompts if it can, and otherwise one in which all running requests decode.
@@ -54,6 +30,7 @@ class NodeSchedule(Schedule):
     retraction  if a decode step finds no memory, the request with the shortest answer so far goes to the end of the queue
     look ahead  with the overlap loop, a pass takes place while the step before it runs, and counts answers one token short. A
                 request whose last token is being computed does not decode again
+    a leap      decode steps in a row whose passes would find nothing to decide, unless a request arrives, which ends the leap
     """
 
     def __init__(self, parts: Parts, settings: PassSettings) -> None:
@@ -83,6 +60,7 @@ class NodeSchedule(Schedule):
         self._has_ended = False
         """Whether a request has ended since the last pass."""
         self._retractions = 0
+        self._decode_steps = 0
 
     def report_to(self, frontend: Frontend) -> None:
         self.frontend = frontend
@@ -131,14 +109,42 @@ class NodeSchedule(Schedule):
         return self._form()
 
     def _form(self) -> NodeStep | None:
-        self._gather()
-        step = self._form_prefill() or self._form_decode()
-        if step is None and self._under_way is None and not self.running:
-            step = self._rest()
+        last = self._last
+        if self.looks_ahead and last is not None and last.work.max_steps > 1:
+            step = self._form_decode()  # formed when the last step of the leap began, before anything that has happened since
+        else:
+            step = self._pass()
         self._last = step
         if step is not None:
             self._under_way = step
         return step
+
+    def _pass(self) -> NodeStep | None:
+        self._gather()
+        step = self._form_prefill()
+        if step is None:
+            step = self._form_decode()
+            if step is not None and not self._may_admit:
+                step.work.max_steps = self._leap_steps()
+        if step is None and self._under_way is None and not self.running:
+            step = self._rest()
+        return step
+
+    @property
+    def _may_admit(self) -> bool:
+        """Whether the next pass may form a step of prompts, although nothing happens until then."""
+        return self.chunked is not None or not (self.is_full or self.is_draining) and len(self.queue) > 0
+
+    def _leap_steps(self) -> int:
+        """Return how many decode steps are certain to be alike, the one just formed included, if nobody arrives.
+
+        No request ends before the last one, and no step needs an eviction. Ahead of results, a further one follows, during which
+        the next pass takes place.
+        """
+        more = min(LEAP_STEPS - 1, fewest_left(self.running))
+        if more > 0:
+            more = steps_with_room(self.running, more, self.pool.free, self.page_tokens)
+        return max(1, more if self.looks_ahead else more + 1)
 
     def _rest(self) -> NodeStep | None:
         """Nothing runs: end a reset that has waited for that. Returns the first step after it, if a request waits."""
@@ -275,7 +281,7 @@ class NodeSchedule(Schedule):
 
     # --- answers -------------------------------------------------------------------------------------------------------------
 
-    def _mix(self) -> list[tuple[Job, NodesLease]]:
+    def _mix(self) -> list[Answer]:
         """Let the running requests decode beside prompts, if there is room for all of them."""
         self._leave_before_last()
         if not self.running or not self._has_room(self.running):
@@ -298,6 +304,8 @@ class NodeSchedule(Schedule):
 
     def _leave_before_last(self) -> bool:
         """Let those leave whose last token is being computed. Returns whether there are any."""
+        if not self.looks_ahead:
+            return False
         leaving = []
         for job in self.running:
             flying = cast(NodesLease, job.lease).flying
@@ -311,7 +319,7 @@ class NodeSchedule(Schedule):
         page_tokens = self.page_tokens
         return self.cache.make_room(sum([not cast(NodesLease, job.lease).tokens % page_tokens for job in jobs]))
 
-    def _take_tokens(self) -> list[tuple[Job, NodesLease]]:
+    def _take_tokens(self) -> list[Answer]:
         """Take the memory of the running requests' next tokens."""
         cache, taken = self.cache, []
         cache.make_room(len(self.running))
@@ -345,7 +353,7 @@ class NodeSchedule(Schedule):
 
     # --- steps ---------------------------------------------------------------------------------------------------------------
 
-    def _step(self, chunks: list[Chunk], answers: list[tuple[Job, NodesLease]]) -> NodeStep:
+    def _step(self, chunks: list[Chunk], answers: list[Answer]) -> NodeStep:
         work = Work(
             chunks=[(chunk.end - chunk.begin, chunk.begin) for chunk in chunks],
             sampled_tokens=sum([chunk.is_last for chunk in chunks]),
@@ -353,14 +361,19 @@ class NodeSchedule(Schedule):
             decode_context_tokens=sum([lease.tokens - 1 for _, lease in answers]),
             prefilling=[(chunk.job, chunk.end - chunk.begin) for chunk in chunks],
             decoding=[job for job, _ in answers],
+            decode_step=self._decode_steps,
+            forms_each_step=True,
             engine=self.number,
         )
+        self._decode_steps += bool(answers)
         return NodeStep(work, chunks, answers)
 
     def ended(self, step: Step, steps: int) -> None:
         done = cast(NodeStep, step)
         if self._under_way is done:
             self._under_way = None
+        if steps > 1:
+            self._catch_up(done, steps - 1)
         for chunk in done.chunks:
             if chunk.is_last and chunk.job.lease is chunk.lease:
                 self._appear(chunk.job, chunk.lease, chunk)
@@ -369,6 +382,16 @@ class NodeSchedule(Schedule):
                 self._appear(job, lease)
         if self._under_way is not None and self._has_ended:  # a step that was formed before they ended
             self._under_way.work.decoding = [job for job, lease in self._under_way.answers if job.lease is lease]
+
+    def _catch_up(self, leap: NodeStep, steps: int) -> None:
+        """Record all steps of a leap but one, and take the memory of as many later ones."""
+        for job, lease in leap.answers:
+            if job.lease is lease:
+                self.cache.hold(lease, lease.tokens + steps)
+                job.generated += steps
+        for _ in range(steps):
+            self.ratio.decay()
+        self._decode_steps += steps
 
     def _appear(self, job: Job, lease: NodesLease, chunk: Chunk | None = None) -> None:
         """Record the next token of an answer; with its last ``chunk``, the prompt has been computed."""
@@ -395,6 +418,8 @@ class NodeSchedule(Schedule):
     # --- failure -------------------------------------------------------------------------------------------------------------
 
     def stop(self, steps: int) -> list[Job]:
+        if steps and self._last is not None:
+            self._catch_up(self._last, steps)
         jobs = [*self.queue, *[job for job in self._with_pages() if job.lease is not None], *self.waiting.fetching]
         for job in jobs:
             self.drop(job, is_up=False)

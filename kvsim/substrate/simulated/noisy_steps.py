@@ -41,4 +41,4 @@ class NoisySteps(Steps):
             return max(computed_s, launch_s * (1.0 + self._launch[work.engine].excess(number, 1)))
         noise, once_s = self._decode[work.engine], self.hardware.leap_extra_s(has_copies=work.has_copies)
         step_s = (expected_s if steps == 1 else self._expected.leap_s(work, 1)) - once_s
-        return expected_s + step_s * noise.excess(number, steps) + once_s * noise.excess(number, 1)
+        return expected_s + step_s * noise.excess(number, steps) + once_s * noise.excess(number, work.times_formed(steps))
