@@ -201,7 +201,7 @@ class Engine(Watch):
                 if step is None or self.frontend.is_done:
                     continue
             if step is not None:
-                if schedule.looks_ahead and self._wakeup.triggered:
+                if step.work.forms_each_step and (self.reports or self._wakeup.triggered):
                     step.work.max_steps = 1
                 under_way = self._begin(step)
                 if not schedule.looks_ahead or step.work.max_steps > 1:

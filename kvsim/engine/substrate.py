@@ -49,7 +49,8 @@ class Work:
     engine: int = 0
     """Number of the engine that does the work."""
     forms_each_step: bool = False
-    """Whether the engine forms each step of a leap by itself, so that each takes what a leap takes beyond its steps."""
+    """Whether the engine forms each step of a leap by itself: each takes what a leap takes beyond its steps, and there is no leap
+    if the engine reports after each step, or if anything has happened since it was formed."""
     has_copies: bool = False
     """Whether copies from or to the engine's GPU begin at the same time."""
 

@@ -101,7 +101,8 @@ class Spy(Schedule):
             new = sum(chunk.end - chunk.begin for chunk in chunks) + len(answers)
             tokens = own.pool.free * page_tokens, own.gpu.evictable_pages * page_tokens
             waiting = self.steps[-1][4] if after_leap else len(own.queue)  # formed before the step that has just ended
-            self.steps.append((kind, len(chunks) + len(answers), new, len(answers), waiting, len(own.running), *tokens, own.ratio.value))
+            counts = len(chunks) + len(answers), new, len(answers), waiting, len(own.running)
+            self.steps.append((kind, *counts, *tokens, own.ratio.value))
         return step
 
     def ended(self, step: Step, steps: int) -> None:

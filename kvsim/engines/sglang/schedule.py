@@ -7,18 +7,15 @@ from kvsim.core.lease import LOST, RETRACTED
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
 from kvsim.engine.frontend import Frontend
-from kvsim.engine.job import DECODING, ENDED, LEAP_STEPS, PREFILLING, Job
+from kvsim.engine.job import DECODING, ENDED, PREFILLING, Job
 from kvsim.engine.job import LOST as GIVEN_UP
 from kvsim.engine.schedule import Parts, Schedule, Step
-from kvsim.engine.substrate import Work
 from kvsim.engine.waiting import WaitingRequests
-from kvsim.engines.sglang.budget import MOST_PROMISED, RETRACT_STEPS, PassBudget, PassSettings, TokenRatio
+from kvsim.engines.sglang.budget import MOST_PROMISED, RETRACT_STEPS, DeclaredAnswers, PassBudget, PassSettings, TokenRatio
 from kvsim.engines.sglang.queue import NodeQueue
 from kvsim.engines.sglang.stepped import NodesLease, SteppedNodes
-from kvsim.engines.sglang.steps import Answer, Chunk, NodeStep, fewest_left, steps_with_room
+from kvsim.engines.sglang.steps import Answer, Chunk, NodeStep, steps_alike
 
-SPARE_TOKENS = 6
-"""A prompt is rejected that leaves no more tokens than these."""
 
 class NodeSchedule(Schedule):
     """Prefill first: a pass forms a step of prompts if it can, and otherwise one in which all running requests decode.
@@ -47,6 +44,7 @@ class NodeSchedule(Schedule):
         self.max_running_requests = parts.max_running_requests
         self.queue = NodeQueue(parts.scheduling, cache)
         self.waiting = WaitingRequests(cache, parts.gpu, parts.mover, parts.prefetching, self.queue, parts.wake)
+        self.declared = DeclaredAnswers(settings.declared_tokens, self.pool.capacity * self.page_tokens, self.page_tokens)
         self.ratio = TokenRatio(settings.conservativeness)
         self.running: list[Job] = []
         """Those that decode, or are about to leave, in the engine's order."""
@@ -61,6 +59,7 @@ class NodeSchedule(Schedule):
         """Whether a request has ended since the last pass."""
         self._retractions = 0
         self._decode_steps = 0
+        """Those formed, as far as they are certain to be made."""
 
     def report_to(self, frontend: Frontend) -> None:
         self.frontend = frontend
@@ -82,25 +81,8 @@ class NodeSchedule(Schedule):
     def transfer_ended(self, transfer: Transfer) -> bool:
         return False
 
-    # --- what requests declare -----------------------------------------------------------------------------------------------
-
     def takes(self, request: Request) -> bool:
-        """Whether SGLang would neither reject a request nor cut its answer short."""
-        if request.prompt_tokens >= self.pool.capacity * self.page_tokens - SPARE_TOKENS:
-            return False
-        return max(1, request.output_tokens) <= self._most_declared(request)
-
-    def _most_declared(self, request: Request) -> int:
-        """Return the longest answer that SGLang lets a request declare."""
-        capacity, page_tokens = self.pool.capacity * self.page_tokens, self.page_tokens
-        whole = -(-request.prompt_tokens // page_tokens) * page_tokens
-        return min(capacity - request.prompt_tokens - 2, capacity - whole - page_tokens - 1)
-
-    def declared(self, job: Job) -> int:
-        """Return the length of answer that a request declares (``max_new_tokens``)."""
-        request = job.request
-        own, declared = max(1, request.output_tokens), self.settings.declared_tokens
-        return own if declared is None or declared <= own else min(declared, self._most_declared(request))
+        return self.declared.takes(request)
 
     # --- a pass --------------------------------------------------------------------------------------------------------------
 
@@ -111,7 +93,7 @@ class NodeSchedule(Schedule):
     def _form(self) -> NodeStep | None:
         last = self._last
         if self.looks_ahead and last is not None and last.work.max_steps > 1:
-            step = self._form_decode()  # formed when the last step of the leap began, before anything that has happened since
+            step = self._form_decode()  # as if formed when the leap's last step began: what has happened since is not seen
         else:
             step = self._pass()
         self._last = step
@@ -136,14 +118,11 @@ class NodeSchedule(Schedule):
         return self.chunked is not None or not (self.is_full or self.is_draining) and len(self.queue) > 0
 
     def _leap_steps(self) -> int:
-        """Return how many decode steps are certain to be alike, the one just formed included, if nobody arrives.
+        """Return how many decode steps, the one just formed included, are certain to be alike if nobody arrives.
 
-        No request ends before the last one, and no step needs an eviction. Ahead of results, a further one follows, during which
-        the next pass takes place.
+        Ahead of results one more is, which is formed by itself: the next pass takes place while it runs.
         """
-        more = min(LEAP_STEPS - 1, fewest_left(self.running))
-        if more > 0:
-            more = steps_with_room(self.running, more, self.pool.free, self.page_tokens)
+        more = steps_alike(self.running, self.pool.free, self.page_tokens)
         return max(1, more if self.looks_ahead else more + 1)
 
     def _rest(self) -> NodeStep | None:
@@ -204,7 +183,7 @@ class NodeSchedule(Schedule):
                 return None
         if waits:
             self.queue.order()
-        left = [self.declared(job) - job.generated for job in self.running]
+        left = [self.declared.of(job.request) - job.generated for job in self.running]
         budget = PassBudget(self.settings, self.page_tokens, self.ratio.value, left)
         chunks: list[Chunk] = []
         if self.chunked is not None:
@@ -217,7 +196,7 @@ class NodeSchedule(Schedule):
         pages = new_tokens if self.page_tokens == 1 else -(-new_tokens // self.page_tokens) + len(chunks)
         self.cache.make_room(pages)
         for chunk in chunks:
-            self.cache.hold(chunk.lease, chunk.end)
+            self.cache.hold((chunk.lease,), chunk.end - chunk.lease.tokens)
             chunk.job.computed = chunk.begin
             chunk.lease.flying += chunk.is_last
         return self._step(chunks, self._mix() if self.settings.mixed_chunk else [])
@@ -235,7 +214,7 @@ class NodeSchedule(Schedule):
     def _plan(self, job: Job, lease: NodesLease, end: int, budget: PassBudget, chunks: list[Chunk]) -> None:
         is_last = end == job.target_tokens
         chunks.append(Chunk(job, lease, lease.filled, end, is_last=is_last))
-        budget.charge(end - lease.filled, self.declared(job) if is_last else 0)
+        budget.charge(end - lease.filled, self.declared.of(job.request) if is_last else 0)
         lease.filled = end
         if not is_last:
             self.chunked = job
@@ -253,7 +232,7 @@ class NodeSchedule(Schedule):
                 break
             lease = cast(NodesLease, cache.match(job.request, self.gpu, job.why, job.target_tokens))
             found, loose = lease.gpu_pages * self.page_tokens, cache.loose_pages(lease) * self.page_tokens
-            answer = min(max(self.declared(job) - job.generated, 0), MOST_PROMISED)
+            answer = min(max(self.declared.of(job.request) - job.generated, 0), MOST_PROMISED)
             if job.target_tokens - found + answer + self.page_tokens >= self._available - loose - budget.promised:
                 self.is_full = bool(chunks or self.running)
                 cache.refuse(lease)
@@ -309,26 +288,27 @@ class NodeSchedule(Schedule):
         leaving = []
         for job in self.running:
             flying = cast(NodesLease, job.lease).flying
-            if flying and job.generated + flying >= self.declared(job):
+            known = job.generated + flying
+            if flying and known >= job.request.output_tokens and known >= self.declared.of(job.request):
                 leaving.append(job)
         self._leave(leaving)
         return bool(leaving)
 
     def _has_room(self, jobs: Sequence[Job]) -> bool:
         """Make room for the pages that a decode step of these requests begins. Returns whether there is."""
+        if self.pool.free >= len(jobs):
+            return True
         page_tokens = self.page_tokens
         return self.cache.make_room(sum([not cast(NodesLease, job.lease).tokens % page_tokens for job in jobs]))
 
     def _take_tokens(self) -> list[Answer]:
         """Take the memory of the running requests' next tokens."""
-        cache, taken = self.cache, []
-        cache.make_room(len(self.running))
-        for job in self.running:
-            lease = cast(NodesLease, job.lease)
-            cache.hold(lease, lease.tokens + 1)
+        leases = [cast(NodesLease, job.lease) for job in self.running]
+        self.cache.make_room(len(leases))
+        self.cache.hold(leases, 1)
+        for lease in leases:
             lease.flying += 1
-            taken.append((job, lease))
-        return taken
+        return list(zip(self.running, leases, strict=True))
 
     def _retract(self) -> None:
         """Retract requests, first those with the shortest answers, of these the longest prompts, until the others have room."""
@@ -340,7 +320,7 @@ class NodeSchedule(Schedule):
             self.cache.make_room(-(-len(order) * RETRACT_STEPS // self.page_tokens))
         assert self._has_room(order), "a request does not fit although it is alone"
         self.running, self.is_full = order, False
-        self.ratio.estimate(sum([job.generated for job in order]), sum([self.declared(job) for job in order]), len(order))
+        self.ratio.estimate([job.generated for job in order], [self.declared.of(job.request) for job in order])
 
     def _give_up(self, job: Job) -> None:
         """Give back a request's pages, and put it at the end of the queue."""
@@ -354,19 +334,9 @@ class NodeSchedule(Schedule):
     # --- steps ---------------------------------------------------------------------------------------------------------------
 
     def _step(self, chunks: list[Chunk], answers: list[Answer]) -> NodeStep:
-        work = Work(
-            chunks=[(chunk.end - chunk.begin, chunk.begin) for chunk in chunks],
-            sampled_tokens=sum([chunk.is_last for chunk in chunks]),
-            decode_requests=len(answers),
-            decode_context_tokens=sum([lease.tokens - 1 for _, lease in answers]),
-            prefilling=[(chunk.job, chunk.end - chunk.begin) for chunk in chunks],
-            decoding=[job for job, _ in answers],
-            decode_step=self._decode_steps,
-            forms_each_step=True,
-            engine=self.number,
-        )
+        step = NodeStep(chunks, answers, decode_step=self._decode_steps, engine=self.number)
         self._decode_steps += bool(answers)
-        return NodeStep(work, chunks, answers)
+        return step
 
     def ended(self, step: Step, steps: int) -> None:
         done = cast(NodeStep, step)
@@ -376,50 +346,52 @@ class NodeSchedule(Schedule):
             self._catch_up(done, steps - 1)
         for chunk in done.chunks:
             if chunk.is_last and chunk.job.lease is chunk.lease:
-                self._appear(chunk.job, chunk.lease, chunk)
+                self._book_prompt(chunk)
         for job, lease in done.answers:
             if job.lease is lease:
-                self._appear(job, lease)
+                lease.flying -= 1
+                job.generated += steps
+                if job.generated >= job.request.output_tokens:
+                    self._finish(job, lease)
         if self._under_way is not None and self._has_ended:  # a step that was formed before they ended
             self._under_way.work.decoding = [job for job, lease in self._under_way.answers if job.lease is lease]
 
     def _catch_up(self, leap: NodeStep, steps: int) -> None:
-        """Record all steps of a leap but one, and take the memory of as many later ones."""
-        for job, lease in leap.answers:
-            if job.lease is lease:
-                self.cache.hold(lease, lease.tokens + steps)
-                job.generated += steps
-        for _ in range(steps):
-            self.ratio.decay()
+        """Take the memory of a leap's steps after the first one, and let the ratio follow them."""
+        self.cache.hold([lease for job, lease in leap.answers if job.lease is lease], steps)
+        self.ratio.decay(steps)
         self._decode_steps += steps
 
-    def _appear(self, job: Job, lease: NodesLease, chunk: Chunk | None = None) -> None:
-        """Record the next token of an answer; with its last ``chunk``, the prompt has been computed."""
-        now = self.env.now
+    def _book_prompt(self, chunk: Chunk) -> None:
+        """Record the end of a prompt, with which the next token of its answer appears."""
+        job, lease, now = chunk.job, chunk.lease, self.env.now
         lease.flying -= 1
-        if chunk is not None:
-            job.computed = chunk.end
-            if not job.generated:
-                job.times.first_token_s = now
-                self.frontend.book.waited(job)
-            if not job.is_prefilled:
-                job.is_prefilled = True
-                self.frontend.first_token(job, self.number)
+        job.computed = chunk.end
+        if not job.generated:
+            job.times.first_token_s = now
+            self.frontend.book.waited(job)
+        if not job.is_prefilled:
+            job.is_prefilled = True
+            self.frontend.first_token(job, self.number)
         job.generated += 1
         if job.generated >= job.request.output_tokens:
-            self.cache.finish(lease, now)
-            job.lease, job.phase = None, ENDED
-            self._has_ended = True
-            self.frontend.book.finished(job, self.number, now)
-            self.frontend.ended(job.request, self.number)
-        elif chunk is not None:
+            self._finish(job, lease)
+        else:
             self.cache.store(lease, chunk.end, now)
+
+    def _finish(self, job: Job, lease: NodesLease) -> None:
+        now = self.env.now
+        self.cache.finish(lease, now)
+        job.lease, job.phase = None, ENDED
+        self._has_ended = True
+        self.frontend.book.finished(job, self.number, now)
+        self.frontend.ended(job.request, self.number)
 
     # --- failure -------------------------------------------------------------------------------------------------------------
 
     def stop(self, steps: int) -> list[Job]:
-        if steps and self._last is not None:
-            self._catch_up(self._last, steps)
+        for job, _ in self._last.answers if steps and self._last is not None else ():
+            job.generated += steps  # of the leap that is cut off
         jobs = [*self.queue, *[job for job in self._with_pages() if job.lease is not None], *self.waiting.fetching]
         for job in jobs:
             self.drop(job, is_up=False)

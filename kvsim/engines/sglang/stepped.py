@@ -1,5 +1,6 @@
 """SGLang's radix cache as its scheduler calls it in time: look-ups, chunks, answers, retractions, finishes."""
 
+from collections.abc import Iterable
 from math import inf
 from typing import cast
 
@@ -148,18 +149,21 @@ class SteppedNodes(ServedCache):
     def make_room(self, pages: int) -> bool:
         """Evict until this many pages are free, as far as possible. Returns whether they are."""
         pool = self.gpu.pool
-        missing = min(pages - pool.free, self.gpu.evictable_pages)
-        if missing > 0:
-            self.nodes.evict(missing, self.residency.now)
+        if pool.free < pages:
+            missing = min(pages - pool.free, self.gpu.evictable_pages)
+            if missing > 0:
+                self.nodes.evict(missing, self.residency.now)
         return pool.free >= pages
 
-    def hold(self, lease: NodesLease, tokens: int) -> None:
-        """Let a request have memory for its first ``tokens`` tokens; the pages that it lacks are free."""
-        page_tokens = self.page_tokens
-        pages = -(-tokens // page_tokens) + (-lease.tokens // page_tokens)
-        lease.tokens = tokens
-        if pages:
-            lease.slots = self.gpu.pool.join(lease.slots, self.residency.take(self.gpu, pages))
+    def hold(self, leases: Iterable[NodesLease], tokens: int) -> None:
+        """Let requests have memory for so many more tokens each; the pages that they lack are free."""
+        page_tokens, pool = self.page_tokens, self.gpu.pool
+        for lease in leases:
+            held = lease.tokens
+            lease.tokens = held + tokens
+            pages = (held + tokens - 1) // page_tokens - (held - 1) // page_tokens
+            if pages:
+                lease.slots = pool.join(lease.slots, self.residency.take(self.gpu, pages))
 
     def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
         """Do nothing: the scheduler makes room for a step, and takes its pages with ``hold``."""

@@ -31,25 +31,34 @@ class NodeStep(Step):
 
     __slots__ = ("answers", "chunks")
 
-    def __init__(self, work: Work, chunks: list[Chunk], answers: list[Answer]) -> None:
+    def __init__(self, chunks: list[Chunk], answers: list[Answer], *, decode_step: int, engine: int) -> None:
+        work = Work(
+            decode_requests=len(answers),
+            decode_context_tokens=sum([lease.tokens for _, lease in answers]) - len(answers),
+            decoding=[job for job, _ in answers],
+            decode_step=decode_step,
+            engine=engine,
+            forms_each_step=True,
+        )
+        if chunks:
+            work.chunks = [(chunk.end - chunk.begin, chunk.begin) for chunk in chunks]
+            work.sampled_tokens = sum([chunk.is_last for chunk in chunks])
+            work.prefilling = [(chunk.job, chunk.end - chunk.begin) for chunk in chunks]
         super().__init__(work, NO_TRANSFERS)
         self.chunks = chunks
         self.answers = answers
 
 
-def fewest_left(running: Sequence[Job]) -> int:
-    """Return after how many more decode steps the first answer is complete, without those that are formed or run already."""
-    return min([job.request.output_tokens - job.generated - cast(NodesLease, job.lease).flying for job in running])
+def steps_alike(running: Sequence[Job], free_pages: int, page_tokens: int) -> int:
+    """Return how many decode steps may follow those formed before an answer ends or there is not a free page for each request.
 
-
-def steps_with_room(running: Sequence[Job], steps: int, free_pages: int, page_tokens: int) -> int:
-    """Return how many more decode steps, at most ``steps``, find a free page for each request at their beginning.
-
-    The number may be too low, by less than half.
+    The answer that ends first may get its last token in the last of them. Where pages run out, the number may be lower, by less
+    than half.
     """
-    held = [cast(NodesLease, job.lease).tokens for job in running]
-    spare = free_pages - len(held)
-    while steps > 0 and _pages_begun(held, steps - 1, page_tokens) > spare:
+    leases = [cast(NodesLease, job.lease) for job in running]
+    steps = min([job.request.output_tokens - job.generated - lease.flying for job, lease in zip(running, leases, strict=True)])
+    held = [lease.tokens for lease in leases]
+    while steps > 0 and _pages_begun(held, steps - 1, page_tokens) + len(held) > free_pages:
         steps //= 2
     return steps
 
