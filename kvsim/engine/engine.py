@@ -247,7 +247,10 @@ class Engine(Watch):
         self.outages.append([self.env.now, inf])
         steps = 0
         if self._leap is not None:
-            steps = self.substrate.steps_done(self._leap, self.env.now - self._leap_began_s)
+            elapsed_s = self.env.now - self._leap_began_s
+            steps = self.substrate.steps_done(self._leap, elapsed_s)
+            if self._leap.forms_each_step:
+                self.busy_s += elapsed_s
             self._leap = None
         return self.schedule.stop(steps)
 

@@ -24,6 +24,7 @@ from kvsim.engine.job import Job
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.schedule import Parts, Schedule, Step
+from kvsim.engine.watch import EngineWatch
 from kvsim.engines.sglang.rules import SGLangRules
 from kvsim.engines.sglang.schedule import NodeSchedule
 from kvsim.engines.sglang.stepped import SteppedNodes
@@ -59,11 +60,9 @@ Formed = tuple[str, int, int, int, int, int, int, int, float]
 class Spy(Schedule):
     """Records what each pass forms, and recounts the cache."""
 
-    def __init__(self, schedule: NodeSchedule, *, leaps: bool) -> None:
+    def __init__(self, schedule: NodeSchedule) -> None:
         self.own = schedule
-        self.leaps = leaps
         self.has_leapt = False
-        self.leapt_steps = 0
         self.waiting = schedule.waiting
         self.looks_ahead = schedule.looks_ahead
         self.is_draining = False
@@ -94,8 +93,6 @@ class Spy(Schedule):
         self.has_leapt = False
         if step is not None:
             assert isinstance(step, NodeStep)
-            if not self.leaps:
-                step.work.max_steps = 1
             chunks, answers, page_tokens = step.chunks, step.answers, own.page_tokens
             kind = "mixed" if chunks and answers else "prefill" if chunks else "decode"
             new = sum(chunk.end - chunk.begin for chunk in chunks) + len(answers)
@@ -152,8 +149,12 @@ def serve(
     chunk: int = 8192,
     most: int = 256,
     leaps: bool = True,
+    watches: Sequence[EngineWatch] = (),
 ) -> tuple[list[Row], list[Formed]]:
-    """The schedule by SGLang's rules, request by request and step by step, with room for ``capacity`` tokens."""
+    """The schedule by SGLang's rules, request by request and step by step, with room for ``capacity`` tokens.
+
+    Without ``leaps``, the engine reports after each step, so that it makes them one by one.
+    """
     gpu = Tier("gpu", 0, SlotPool(capacity // page_tokens), eviction or LRU())
     known = {"requests": requests, "model": MODEL, "hardware": HardwareSpec(**HARDWARE), "empty_cache": empty_cache}
     gpu.eviction.bind(PolicyContext(tier=0, capacity_pages=capacity // page_tokens, page_tokens=page_tokens, **known))
@@ -163,13 +164,15 @@ def serve(
     make = rules.scheduler()
 
     def spy(parts: Parts) -> Spy:
-        spies.append(Spy(make(parts), leaps=leaps))
+        spies.append(Spy(make(parts)))
         return spies[0]
 
     settings = EngineSettings(max_batch_tokens=chunk, max_running_requests=most)
     prefetching = Prefetching(cache, NoPrefetch(), Offer)
-    engine = Engine(substrate, cache, prefetching, settings, scheduling or FCFS(), schedule=spy)
-    rows = rows_of(Cluster([engine]).run(requests))
+    engine = Engine(substrate, cache, prefetching, settings, scheduling or FCFS(), schedule=spy, watches=watches)
+    cluster = Cluster([engine])
+    engine.reports = not leaps
+    rows = rows_of(cluster.run(requests))
     cache.check()
     assert not cache.leases and gpu.pool.free + gpu.evictable_pages == gpu.pool.capacity
     return rows, spies[0].steps

@@ -52,17 +52,18 @@ class NodeStep(Step):
 def steps_alike(running: Sequence[Job], free_pages: int, page_tokens: int) -> int:
     """Return how many decode steps may follow those formed before an answer ends or there is not a free page for each request.
 
-    The answer that ends first may get its last token in the last of them. Where pages run out, the number may be lower, by less
-    than half.
+    The answer that ends first may get its last token in the last of them.
     """
     leases = [cast(NodesLease, job.lease) for job in running]
     steps = min([job.request.output_tokens - job.generated - lease.flying for job, lease in zip(running, leases, strict=True)])
-    held = [lease.tokens for lease in leases]
-    while steps > 0 and _pages_begun(held, steps - 1, page_tokens) + len(held) > free_pages:
-        steps //= 2
-    return steps
+    return min(steps, steps_with_room([lease.tokens for lease in leases], free_pages, page_tokens)) if steps > 0 else 0
 
 
-def _pages_begun(held: list[int], steps: int, page_tokens: int) -> int:
-    """Return the pages that requests with so many tokens begin within some steps."""
-    return sum([(tokens + steps - 1) // page_tokens - (tokens - 1) // page_tokens for tokens in held])
+def steps_with_room(held: list[int], free_pages: int, page_tokens: int) -> int:
+    """Return how many decode steps find a free page for each request, of those that have memory for so many tokens."""
+    spare = free_pages - len(held)
+    if spare < 0:
+        return 0
+    rounds, left = divmod(spare, len(held))  # in a round of page_tokens steps, each request begins a page
+    begin_after = sorted([-tokens % page_tokens for tokens in held])
+    return rounds * page_tokens + begin_after[left] + 1
