@@ -390,8 +390,9 @@ class NodeSchedule(Schedule):
     # --- failure -------------------------------------------------------------------------------------------------------------
 
     def stop(self, steps: int) -> list[Job]:
-        for job, _ in self._last.answers if steps and self._last is not None else ():
-            job.generated += steps  # of the leap that is cut off
+        if steps and self._last is not None:
+            for job, _ in self._last.answers:
+                job.generated += steps  # of the leap that is cut off
         jobs = [*self.queue, *[job for job in self._with_pages() if job.lease is not None], *self.waiting.fetching]
         for job in jobs:
             self.drop(job, is_up=False)
