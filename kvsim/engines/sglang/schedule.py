@@ -1,6 +1,5 @@
 """SGLang's scheduler (0.5.23), pass by pass: managers/scheduler.py, schedule_policy.py and schedule_batch.py."""
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 from kvsim.core.lease import LOST, RETRACTED
@@ -46,8 +45,8 @@ class NodeSchedule(Schedule):
         self.waiting = WaitingRequests(cache, parts.gpu, parts.mover, parts.prefetching, self.queue, parts.wake)
         self.declared = DeclaredAnswers(settings.declared_tokens, self.pool.capacity * self.page_tokens, self.page_tokens)
         self.ratio = TokenRatio(settings.conservativeness)
-        self.running: list[Job] = []
-        """Those that decode, or are about to leave, in the engine's order."""
+        self.running: list[Answer] = []
+        """Those that decode, or are about to leave, in the engine's order. Steps keep this list: it is not changed in place."""
         self.chunked: Job | None = None
         """The one whose prompt is computed in several steps."""
         self.is_full = False
@@ -143,23 +142,25 @@ class NodeSchedule(Schedule):
             self._join(self._last)
         if self._has_ended:
             self._has_ended = False
-            self._leave([job for job in self.running if job.phase == ENDED])
+            self._keep([(job, lease) for job, lease in self.running if job.phase != ENDED])
         if not self.running:
             self.is_full = False
 
     def _join(self, last: NodeStep) -> None:
-        joining = [chunk.job for chunk in last.chunks if chunk.is_last and chunk.job.lease is chunk.lease]
-        joining += [job for job, lease in last.answers if job.lease is lease]
+        joining = [(chunk.job, chunk.lease) for chunk in last.chunks if chunk.is_last and chunk.job.lease is chunk.lease]
+        joining += [(job, lease) for job, lease in last.answers if job.lease is lease]
         if len(joining) < len(last.chunks) + len(last.answers) or not self.running:
             self.is_full = False
-        for job in joining:
+        for job, _ in joining:
             job.phase = DECODING
-        self.running += joining
+        self.running = self.running + joining
 
-    def _leave(self, leaving: Sequence[Job]) -> None:
-        if leaving:
-            self.running = [job for job in self.running if job not in leaving]
-            self.is_full = False
+    def _keep(self, staying: list[Answer]) -> bool:
+        """Let all other running requests leave. Returns whether there are any."""
+        has_left = len(staying) < len(self.running)
+        if has_left:
+            self.running, self.is_full = staying, False
+        return has_left
 
     @property
     def _available(self) -> int:
@@ -183,7 +184,7 @@ class NodeSchedule(Schedule):
                 return None
         if waits:
             self.queue.order()
-        left = [self.declared.of(job.request) - job.generated for job in self.running]
+        left = [lease.declared - job.generated for job, lease in self.running]
         budget = PassBudget(self.settings, self.page_tokens, self.ratio.value, left)
         chunks: list[Chunk] = []
         if self.chunked is not None:
@@ -214,7 +215,7 @@ class NodeSchedule(Schedule):
     def _plan(self, job: Job, lease: NodesLease, end: int, budget: PassBudget, chunks: list[Chunk]) -> None:
         is_last = end == job.target_tokens
         chunks.append(Chunk(job, lease, lease.filled, end, is_last=is_last))
-        budget.charge(end - lease.filled, self.declared.of(job.request) if is_last else 0)
+        budget.charge(end - lease.filled, lease.declared if is_last else 0)
         lease.filled = end
         if not is_last:
             self.chunked = job
@@ -251,6 +252,7 @@ class NodeSchedule(Schedule):
         """Admit a request."""
         self.waiting.leave_queue(job)
         self.cache.admit(lease, job.request.pages_for(job.target_tokens, self.page_tokens), self.env.now)
+        lease.declared = self.declared.of(job.request)
         job.lease, job.phase, job.is_known = lease, PREFILLING, True
         job.admissions += 1
         job.times.has_pages(self.env.now)
@@ -285,42 +287,38 @@ class NodeSchedule(Schedule):
         """Let those leave whose last token is being computed. Returns whether there are any."""
         if not self.looks_ahead:
             return False
-        leaving = []
-        for job in self.running:
-            flying = cast(NodesLease, job.lease).flying
-            known = job.generated + flying
-            if flying and known >= job.request.output_tokens and known >= self.declared.of(job.request):
-                leaving.append(job)
-        self._leave(leaving)
-        return bool(leaving)
+        running = self.running
+        return self._keep(
+            [(job, lease) for job, lease in running if job.generated + lease.flying < lease.declared or not lease.flying]
+        )
 
-    def _has_room(self, jobs: Sequence[Job]) -> bool:
+    def _has_room(self, answers: list[Answer]) -> bool:
         """Make room for the pages that a decode step of these requests begins. Returns whether there is."""
-        if self.pool.free >= len(jobs):
+        if self.pool.free >= len(answers):
             return True
         page_tokens = self.page_tokens
-        return self.cache.make_room(sum([not cast(NodesLease, job.lease).tokens % page_tokens for job in jobs]))
+        return self.cache.make_room(sum([not lease.tokens % page_tokens for _, lease in answers]))
 
     def _take_tokens(self) -> list[Answer]:
         """Take the memory of the running requests' next tokens."""
-        leases = [cast(NodesLease, job.lease) for job in self.running]
+        leases = [lease for _, lease in self.running]
         self.cache.make_room(len(leases))
         self.cache.hold(leases, 1)
         for lease in leases:
             lease.flying += 1
-        return list(zip(self.running, leases, strict=True))
+        return self.running
 
     def _retract(self) -> None:
         """Retract requests, first those with the shortest answers, of these the longest prompts, until the others have room."""
-        order = sorted(self.running, key=lambda job: (job.generated, -job.request.prompt_tokens), reverse=True)
+        order = sorted(self.running, key=lambda one: (one[0].generated, -one[0].request.prompt_tokens), reverse=True)
         is_first = True
         while len(order) > 1 and (is_first or not self._has_room(order)):
             is_first = False
-            self._give_up(order.pop())
+            self._give_up(order.pop()[0])
             self.cache.make_room(-(-len(order) * RETRACT_STEPS // self.page_tokens))
         assert self._has_room(order), "a request does not fit although it is alone"
         self.running, self.is_full = order, False
-        self.ratio.estimate([job.generated for job in order], [self.declared.of(job.request) for job in order])
+        self.ratio.estimate([job.generated for job, _ in order], [lease.declared for _, lease in order])
 
     def _give_up(self, job: Job) -> None:
         """Give back a request's pages, and put it at the end of the queue."""
@@ -403,7 +401,7 @@ class NodeSchedule(Schedule):
 
     def _with_pages(self) -> list[Job]:
         """Return the requests that run, are being computed or are about to leave."""
-        jobs = dict.fromkeys(self.running)
+        jobs = dict.fromkeys([job for job, _ in self.running])
         for step in (self._last, self._under_way):
             if step is not None:
                 jobs.update(dict.fromkeys([chunk.job for chunk in step.chunks]))

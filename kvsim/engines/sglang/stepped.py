@@ -17,7 +17,7 @@ from kvsim.pages.extents import Extent, join_extents, split_extents
 class NodesLease(Lease):
     """What a running request holds: a pinned path down to ``node``, and ``slots`` for everything after it."""
 
-    __slots__ = ("counted_pages", "filled", "flying", "tokens")
+    __slots__ = ("counted_pages", "declared", "filled", "flying", "tokens")
 
     def __init__(self, request: Request, gpu: Tier, root: Node, why: int) -> None:
         super().__init__(request, gpu, root, why)
@@ -25,6 +25,8 @@ class NodesLease(Lease):
         """Tokens that have memory, those of the tree included."""
         self.filled = 0
         """End of the last chunk of its prompt that has been formed."""
+        self.declared = 0
+        """Tokens of answer that its request declares."""
         self.flying = 0
         """Tokens of its answer that are being computed."""
         self.counted_pages = 0

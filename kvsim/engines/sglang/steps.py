@@ -1,8 +1,5 @@
 """What a pass of SGLang's scheduler has formed: a step, or a leap of decode steps that are alike."""
 
-from collections.abc import Sequence
-from typing import cast
-
 from kvsim.core.transfer import NO_TRANSFERS
 from kvsim.engine.job import Job
 from kvsim.engine.schedule import Step
@@ -49,14 +46,13 @@ class NodeStep(Step):
         self.answers = answers
 
 
-def steps_alike(running: Sequence[Job], free_pages: int, page_tokens: int) -> int:
+def steps_alike(running: list[Answer], free_pages: int, page_tokens: int) -> int:
     """Return how many decode steps may follow those formed before an answer ends or there is not a free page for each request.
 
     The answer that ends first may get its last token in the last of them.
     """
-    leases = [cast(NodesLease, job.lease) for job in running]
-    steps = min([job.request.output_tokens - job.generated - lease.flying for job, lease in zip(running, leases, strict=True)])
-    return min(steps, steps_with_room([lease.tokens for lease in leases], free_pages, page_tokens)) if steps > 0 else 0
+    steps = min([job.request.output_tokens - job.generated - lease.flying for job, lease in running])
+    return min(steps, steps_with_room([lease.tokens for _, lease in running], free_pages, page_tokens)) if steps > 0 else 0
 
 
 def steps_with_room(held: list[int], free_pages: int, page_tokens: int) -> int:
