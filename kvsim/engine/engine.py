@@ -201,10 +201,8 @@ class Engine(Watch):
                 if step is None or self.frontend.is_done:
                     continue
             if step is not None:
-                if step.work.forms_each_step and (self.reports or self._wakeup.triggered):
-                    step.work.max_steps = 1
                 under_way = self._begin(step)
-                if not schedule.looks_ahead or step.work.max_steps > 1:
+                if not schedule.looks_ahead:
                     yield from self._end(under_way)
                     under_way = None
             elif not self.frontend.is_done:
@@ -214,6 +212,8 @@ class Engine(Watch):
         """Begin a step. Returns it, the event of its end, and the time."""
         work, began_s = step.work, self.env.now
         work.stop = self._wakeup
+        if work.forms_each_step and self.reports:
+            work.max_steps = 1
         if work.max_steps > 1:
             self._leap, self._leap_began_s = work, began_s
         if work.chunks or work.decode_requests:

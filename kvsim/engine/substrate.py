@@ -50,7 +50,7 @@ class Work:
     """Number of the engine that does the work."""
     forms_each_step: bool = False
     """Whether the engine forms each step of a leap by itself: each takes what a leap takes beyond its steps, and there is no leap
-    if the engine reports after each step, or if anything has happened since it was formed."""
+    if the engine reports after each step."""
     has_copies: bool = False
     """Whether copies from or to the engine's GPU begin at the same time."""
 

@@ -62,7 +62,6 @@ class Spy(Schedule):
 
     def __init__(self, schedule: NodeSchedule) -> None:
         self.own = schedule
-        self.has_leapt = False
         self.waiting = schedule.waiting
         self.looks_ahead = schedule.looks_ahead
         self.is_draining = False
@@ -86,38 +85,36 @@ class Spy(Schedule):
         return self.own.takes(request)
 
     def form(self) -> Any:
-        after_leap = self.looks_ahead and self.has_leapt
         step = yield from self.own.form()
         own = self.own
         own.cache.check()
-        self.has_leapt = False
         if step is not None:
             assert isinstance(step, NodeStep)
             chunks, answers, page_tokens = step.chunks, step.answers, own.page_tokens
             kind = "mixed" if chunks and answers else "prefill" if chunks else "decode"
             new = sum(chunk.end - chunk.begin for chunk in chunks) + len(answers)
             tokens = own.pool.free * page_tokens, own.gpu.evictable_pages * page_tokens
-            waiting = self.steps[-1][4] if after_leap else len(own.queue)  # formed before the step that has just ended
-            counts = len(chunks) + len(answers), new, len(answers), waiting, len(own.running)
+            counts = len(chunks) + len(answers), new, len(answers), len(own.queue), len(own.running)
             self.steps.append((kind, *counts, *tokens, own.ratio.value))
         return step
 
     def ended(self, step: Step, steps: int) -> None:
         assert isinstance(step, NodeStep)
-        self.leap(step, steps)
+        if steps > 1:
+            self.repeat(step, steps - 1)
         self.own.ended(step, steps)
 
-    def leap(self, leap: NodeStep, steps: int) -> None:
-        """Record the steps of a leap after the first one."""
-        page_tokens = self.own.page_tokens
-        self.has_leapt = leap.work.max_steps > 1
-        first, ratio = self.steps[-1], copy(self.own.ratio)
-        for more in range(1, steps):
+    def repeat(self, leap: NodeStep, steps: int) -> None:
+        """Record ``steps`` repetitions of a leap's step; the step recorded last may be the one after the leap."""
+        own, last, ratio = self.own, self.steps[-1], copy(self.own.ratio)
+        held = [lease.tokens for _, lease in leap.answers]
+        if self.looks_ahead:
+            assert last[0] == "decode" and last[3] == len(leap.answers)
+        for more in range(1, steps + 1):
             ratio.decay()
-            held = [lease.tokens for _, lease in leap.answers]
-            begun = sum(-(-(tokens + more) // page_tokens) - -(-tokens // page_tokens) for tokens in held)
-            tokens = (self.own.pool.free - begun) * page_tokens, self.own.gpu.evictable_pages * page_tokens
-            self.steps.append((*first[:6], *tokens, ratio.value))
+            begun = sum(-(-(tokens + more) // own.page_tokens) - -(-tokens // own.page_tokens) for tokens in held)
+            tokens = (own.pool.free - begun) * own.page_tokens, own.gpu.evictable_pages * own.page_tokens
+            self.steps.append((*last[:6], *tokens, ratio.value))
 
     def transfer_ended(self, transfer: Transfer) -> bool:
         return self.own.transfer_ended(transfer)

@@ -26,7 +26,7 @@ class NodeSchedule(Schedule):
     retraction  if a decode step finds no memory, the request with the shortest answer so far goes to the end of the queue
     look ahead  with the overlap loop, a pass takes place while the step before it runs, and counts answers one token short. A
                 request whose last token is being computed does not decode again
-    a leap      decode steps in a row whose passes would find nothing to decide, unless a request arrives, which ends the leap
+    a leap      a decode step is repeated as long as the passes between would form it again. A request that arrives ends the leap
     """
 
     def __init__(self, parts: Parts, settings: PassSettings) -> None:
@@ -54,6 +54,8 @@ class NodeSchedule(Schedule):
         """The step formed by the last pass, if it formed one."""
         self._under_way: NodeStep | None = None
         """The step that runs, or has been formed and will run next."""
+        self._leap: NodeStep | None = None
+        """The leap that runs, or has been formed and will run next."""
         self._has_ended = False
         """Whether a request has ended since the last pass."""
         self._retractions = 0
@@ -90,39 +92,14 @@ class NodeSchedule(Schedule):
         return self._form()
 
     def _form(self) -> NodeStep | None:
-        last = self._last
-        if self.looks_ahead and last is not None and last.work.max_steps > 1:
-            step = self._form_decode()  # as if formed when the leap's last step began: what has happened since is not seen
-        else:
-            step = self._pass()
+        self._gather()
+        step = self._form_prefill() or self._form_decode()
+        if step is None and self._under_way is None and not self.running:
+            step = self._rest()
         self._last = step
         if step is not None:
             self._under_way = step
         return step
-
-    def _pass(self) -> NodeStep | None:
-        self._gather()
-        step = self._form_prefill()
-        if step is None:
-            step = self._form_decode()
-            if step is not None and not self._may_admit:
-                step.work.max_steps = self._leap_steps()
-        if step is None and self._under_way is None and not self.running:
-            step = self._rest()
-        return step
-
-    @property
-    def _may_admit(self) -> bool:
-        """Whether the next pass may form a step of prompts, although nothing happens until then."""
-        return self.chunked is not None or not (self.is_full or self.is_draining) and len(self.queue) > 0
-
-    def _leap_steps(self) -> int:
-        """Return how many decode steps, the one just formed included, are certain to be alike if nobody arrives.
-
-        Ahead of results one more is, which is formed by itself: the next pass takes place while it runs.
-        """
-        more = steps_alike(self.running, self.pool.free, self.page_tokens)
-        return max(1, more if self.looks_ahead else more + 1)
 
     def _rest(self) -> NodeStep | None:
         """Nothing runs: end a reset that has waited for that. Returns the first step after it, if a request waits."""
@@ -281,7 +258,25 @@ class NodeSchedule(Schedule):
             return None
         else:
             self._retract()
-        return self._step([], self._take_tokens())
+        step = self._step([], self._take_tokens())
+        if self._leap is None and not self._may_admit:
+            self._extend(step)
+        return step
+
+    @property
+    def _may_admit(self) -> bool:
+        """Whether the next pass may form a step of prompts, although nothing happens until then."""
+        return self.chunked is not None or not (self.is_full or self.is_draining) and len(self.queue) > 0
+
+    def _extend(self, step: NodeStep) -> None:
+        """Make a leap of a step that the next passes are certain to form again, if nobody arrives.
+
+        Ahead of results, the last of these steps is formed when the leap has begun, as its second one.
+        """
+        steps = steps_alike(self.running, self.pool.free, self.page_tokens) + (0 if self.looks_ahead else 1)
+        if steps > 1:
+            step.work.max_steps = steps
+            self._leap = step
 
     def _leave_before_last(self) -> bool:
         """Let those leave whose last token is being computed. Returns whether there are any."""
@@ -340,8 +335,10 @@ class NodeSchedule(Schedule):
         done = cast(NodeStep, step)
         if self._under_way is done:
             self._under_way = None
+        if self._leap is done:
+            self._leap = None
         if steps > 1:
-            self._catch_up(done, steps - 1)
+            self._repeat(done, steps - 1)
         for chunk in done.chunks:
             if chunk.is_last and chunk.job.lease is chunk.lease:
                 self._book_prompt(chunk)
@@ -354,11 +351,15 @@ class NodeSchedule(Schedule):
         if self._under_way is not None and self._has_ended:  # a step that was formed before they ended
             self._under_way.work.decoding = [job for job, lease in self._under_way.answers if job.lease is lease]
 
-    def _catch_up(self, leap: NodeStep, steps: int) -> None:
-        """Take the memory of a leap's steps after the first one, and let the ratio follow them."""
+    def _repeat(self, leap: NodeStep, steps: int) -> None:
+        """Record that a leap has repeated its step; the step formed meanwhile is made after that."""
         self.cache.hold([lease for job, lease in leap.answers if job.lease is lease], steps)
         self.ratio.decay(steps)
         self._decode_steps += steps
+        if self._under_way is not None:
+            following = self._under_way.work
+            following.decode_context_tokens += steps * following.decode_requests
+            following.decode_step += steps
 
     def _book_prompt(self, chunk: Chunk) -> None:
         """Record the end of a prompt, with which the next token of its answer appears."""
@@ -388,14 +389,14 @@ class NodeSchedule(Schedule):
     # --- failure -------------------------------------------------------------------------------------------------------------
 
     def stop(self, steps: int) -> list[Job]:
-        if steps and self._last is not None:
-            for job, _ in self._last.answers:
-                job.generated += steps  # of the leap that is cut off
+        if self._leap is not None:
+            for job, _ in self._leap.answers:
+                job.generated += steps
         jobs = [*self.queue, *[job for job in self._with_pages() if job.lease is not None], *self.waiting.fetching]
         for job in jobs:
             self.drop(job, is_up=False)
         self.running, self.chunked, self.is_full = [], None, False
-        self._last = self._under_way = None
+        self._last = self._under_way = self._leap = None
         self.ratio.reset()
         return jobs
 
