@@ -13,7 +13,7 @@ import kvsim
 from kvsim.engine.substrate import Work
 from kvsim.engine.watch import EngineWatch
 from kvsim.engines.sglang.rules import SGLangRules
-from kvsim.engines.sglang.steps import steps_with_room
+from kvsim.engines.sglang.running import steps_with_room
 from kvsim.policies.routing.round_robin import RoundRobin
 from tests.engines.test_sglang_schedule import BLOCK_TOKENS, SCHEDULING, Line, draw, line, requests_of, serve
 from tests.workloads import EXAMPLES

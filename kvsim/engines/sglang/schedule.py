@@ -6,14 +6,15 @@ from kvsim.core.lease import LOST, RETRACTED
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
 from kvsim.engine.frontend import Frontend
-from kvsim.engine.job import DECODING, ENDED, PREFILLING, Job
+from kvsim.engine.job import ENDED, PREFILLING, Job
 from kvsim.engine.job import LOST as GIVEN_UP
 from kvsim.engine.schedule import Parts, Schedule, Step
 from kvsim.engine.waiting import WaitingRequests
 from kvsim.engines.sglang.budget import MOST_PROMISED, RETRACT_STEPS, DeclaredAnswers, PassBudget, PassSettings, TokenRatio
 from kvsim.engines.sglang.queue import NodeQueue
+from kvsim.engines.sglang.running import RunningBatch
 from kvsim.engines.sglang.stepped import NodesLease, SteppedNodes
-from kvsim.engines.sglang.steps import Answer, Chunk, NodeStep, steps_alike
+from kvsim.engines.sglang.steps import Answer, Chunk, NodeStep
 
 
 class NodeSchedule(Schedule):
@@ -21,7 +22,6 @@ class NodeSchedule(Schedule):
 
     a pass      the chunk of the last one enters the tree; its prompts join the running requests; the finished leave; the
                 chunked request goes on; waiting requests are tried in order, until one does not fit
-    is_full     while set, no request is tried: memory or the number of requests has run out, and nobody has left since
     memory      what running requests have declared counts in part (``TokenRatio``); who is admitted needs room for all of it
     retraction  if a decode step finds no memory, the request with the shortest answer so far goes to the end of the queue
     look ahead  with the overlap loop, a pass takes place while the step before it runs, and counts answers one token short. A
@@ -45,11 +45,9 @@ class NodeSchedule(Schedule):
         self.waiting = WaitingRequests(cache, parts.gpu, parts.mover, parts.prefetching, self.queue, parts.wake)
         self.declared = DeclaredAnswers(settings.declared_tokens, self.pool.capacity * self.page_tokens, self.page_tokens)
         self.ratio = TokenRatio(settings.conservativeness)
-        self.running: list[Answer] = []
-        """Those that decode, or are about to leave, in the engine's order. Steps keep this list: it is not changed in place."""
+        self.running = RunningBatch(cache, looks_ahead=settings.looks_ahead)
         self.chunked: Job | None = None
         """The one whose prompt is computed in several steps."""
-        self.is_full = False
         self._last: NodeStep | None = None
         """The step formed by the last pass, if it formed one."""
         self._under_way: NodeStep | None = None
@@ -116,28 +114,12 @@ class NodeSchedule(Schedule):
             lease = cast(NodesLease, self.chunked.lease)
             self.cache.store(lease, lease.filled, self.env.now)
         if self._last is not None and self._last.chunks:
-            self._join(self._last)
+            self.running.join(self._last)
         if self._has_ended:
             self._has_ended = False
-            self._keep([(job, lease) for job, lease in self.running if job.phase != ENDED])
+            self.running.leave_ended()
         if not self.running:
-            self.is_full = False
-
-    def _join(self, last: NodeStep) -> None:
-        joining = [(chunk.job, chunk.lease) for chunk in last.chunks if chunk.is_last and chunk.job.lease is chunk.lease]
-        joining += [(job, lease) for job, lease in last.answers if job.lease is lease]
-        if len(joining) < len(last.chunks) + len(last.answers) or not self.running:
-            self.is_full = False
-        for job, _ in joining:
-            job.phase = DECODING
-        self.running = self.running + joining
-
-    def _keep(self, staying: list[Answer]) -> bool:
-        """Let all other running requests leave. Returns whether there are any."""
-        has_left = len(staying) < len(self.running)
-        if has_left:
-            self.running, self.is_full = staying, False
-        return has_left
+            self.running.is_full = False
 
     @property
     def _available(self) -> int:
@@ -154,14 +136,14 @@ class NodeSchedule(Schedule):
     def _form_prefill(self) -> NodeStep | None:
         waits = len(self.queue) > 0 and not self.is_draining
         if self.chunked is None:
-            if self.is_full or not waits:
+            if self.running.is_full or not waits:
                 return None
             if self._is_crowded(0):
-                self.is_full = True
+                self.running.is_full = True
                 return None
         if waits:
             self.queue.order()
-        left = [lease.declared - job.generated for job, lease in self.running]
+        left = [lease.declared - job.generated for job, lease in self.running.answers]
         budget = PassBudget(self.settings, self.page_tokens, self.ratio.value, left)
         chunks: list[Chunk] = []
         if self.chunked is not None:
@@ -205,14 +187,14 @@ class NodeSchedule(Schedule):
         for job in self.queue:
             if budget.is_spent and self._available - budget.promised > 0:
                 break
-            if self.is_full or self._is_crowded(len(chunks)):
-                self.is_full = True
+            if self.running.is_full or self._is_crowded(len(chunks)):
+                self.running.is_full = True
                 break
             lease = cast(NodesLease, cache.match(job.request, self.gpu, job.why, job.target_tokens))
             found, loose = lease.gpu_pages * self.page_tokens, cache.loose_pages(lease) * self.page_tokens
             answer = min(max(self.declared.of(job.request) - job.generated, 0), MOST_PROMISED)
             if job.target_tokens - found + answer + self.page_tokens >= self._available - loose - budget.promised:
-                self.is_full = bool(chunks or self.running)
+                self.running.is_full = bool(chunks or self.running)
                 cache.refuse(lease)
                 break
             end = budget.cut(found, job.target_tokens, is_first=not chunks)
@@ -222,7 +204,7 @@ class NodeSchedule(Schedule):
             self._begin(job, lease)
             self._plan(job, lease, end, budget, chunks)
             if self._available - budget.promised <= 0:
-                self.is_full = bool(chunks or self.running)
+                self.running.is_full = bool(chunks or self.running)
                 break
 
     def _begin(self, job: Job, lease: NodesLease) -> None:
@@ -241,24 +223,24 @@ class NodeSchedule(Schedule):
 
     def _mix(self) -> list[Answer]:
         """Let the running requests decode beside prompts, if there is room for all of them."""
-        self._leave_before_last()
-        if not self.running or not self._has_room(self.running):
+        self.running.leave_before_last()
+        if not self.running or not self.running.has_room(self.running.answers):
             return []
-        taken = self._take_tokens()
-        self.running, self.is_full = [], False
+        taken = self.running.take_tokens()
+        self.running.replace([])
         return taken
 
     def _form_decode(self) -> NodeStep | None:
-        has_left = self._leave_before_last()
+        has_left = self.running.leave_before_last()
         if not self.running:
             return None
-        if self._has_room(self.running):
+        if self.running.has_room(self.running.answers):
             self.ratio.decay()
         elif has_left:
             return None
         else:
             self._retract()
-        step = self._step([], self._take_tokens())
+        step = self._step([], self.running.take_tokens())
         if self._leap is None and not self._may_admit:
             self._extend(step)
         return step
@@ -266,53 +248,28 @@ class NodeSchedule(Schedule):
     @property
     def _may_admit(self) -> bool:
         """Whether the next pass may form a step of prompts, although nothing happens until then."""
-        return self.chunked is not None or not (self.is_full or self.is_draining) and len(self.queue) > 0
+        return self.chunked is not None or not (self.running.is_full or self.is_draining) and len(self.queue) > 0
 
     def _extend(self, step: NodeStep) -> None:
         """Make a leap of a step that the next passes are certain to form again, if nobody arrives.
 
         Ahead of results, the last of these steps is formed when the leap has begun, as its second one.
         """
-        steps = steps_alike(self.running, self.pool.free, self.page_tokens) + (0 if self.looks_ahead else 1)
+        steps = self.running.repetitions() + (0 if self.looks_ahead else 1)
         if steps > 1:
             step.work.max_steps = steps
             self._leap = step
 
-    def _leave_before_last(self) -> bool:
-        """Let those leave whose last token is being computed. Returns whether there are any."""
-        if not self.looks_ahead:
-            return False
-        running = self.running
-        return self._keep(
-            [(job, lease) for job, lease in running if job.generated + lease.flying < lease.declared or not lease.flying]
-        )
-
-    def _has_room(self, answers: list[Answer]) -> bool:
-        """Make room for the pages that a decode step of these requests begins. Returns whether there is."""
-        if self.pool.free >= len(answers):
-            return True
-        page_tokens = self.page_tokens
-        return self.cache.make_room(sum([not lease.tokens % page_tokens for _, lease in answers]))
-
-    def _take_tokens(self) -> list[Answer]:
-        """Take the memory of the running requests' next tokens."""
-        leases = [lease for _, lease in self.running]
-        self.cache.make_room(len(leases))
-        self.cache.hold(leases, 1)
-        for lease in leases:
-            lease.flying += 1
-        return self.running
-
     def _retract(self) -> None:
         """Retract requests, first those with the shortest answers, of these the longest prompts, until the others have room."""
-        order = sorted(self.running, key=lambda one: (one[0].generated, -one[0].request.prompt_tokens), reverse=True)
+        order = sorted(self.running.answers, key=lambda one: (one[0].generated, -one[0].request.prompt_tokens), reverse=True)
         is_first = True
-        while len(order) > 1 and (is_first or not self._has_room(order)):
+        while len(order) > 1 and (is_first or not self.running.has_room(order)):
             is_first = False
             self._give_up(order.pop()[0])
             self.cache.make_room(-(-len(order) * RETRACT_STEPS // self.page_tokens))
-        assert self._has_room(order), "a request does not fit although it is alone"
-        self.running, self.is_full = order, False
+        assert self.running.has_room(order), "a request does not fit although it is alone"
+        self.running.replace(order)
         self.ratio.estimate([job.generated for job, _ in order], [lease.declared for _, lease in order])
 
     def _give_up(self, job: Job) -> None:
@@ -395,14 +352,15 @@ class NodeSchedule(Schedule):
         jobs = [*self.queue, *[job for job in self._with_pages() if job.lease is not None], *self.waiting.fetching]
         for job in jobs:
             self.drop(job, is_up=False)
-        self.running, self.chunked, self.is_full = [], None, False
+        self.running.replace([])
+        self.chunked = None
         self._last = self._under_way = self._leap = None
         self.ratio.reset()
         return jobs
 
     def _with_pages(self) -> list[Job]:
         """Return the requests that run, are being computed or are about to leave."""
-        jobs = dict.fromkeys([job for job, _ in self.running])
+        jobs = dict.fromkeys([job for job, _ in self.running.answers])
         for step in (self._last, self._under_way):
             if step is not None:
                 jobs.update(dict.fromkeys([chunk.job for chunk in step.chunks]))

@@ -44,22 +44,3 @@ class NodeStep(Step):
         super().__init__(work, NO_TRANSFERS)
         self.chunks = chunks
         self.answers = answers
-
-
-def steps_alike(running: list[Answer], free_pages: int, page_tokens: int) -> int:
-    """Return how many decode steps may follow those formed before an answer ends or there is not a free page for each request.
-
-    The answer that ends first may get its last token in the last of them.
-    """
-    steps = min([job.request.output_tokens - job.generated - lease.flying for job, lease in running])
-    return min(steps, steps_with_room([lease.tokens for _, lease in running], free_pages, page_tokens)) if steps > 0 else 0
-
-
-def steps_with_room(held: list[int], free_pages: int, page_tokens: int) -> int:
-    """Return how many decode steps find a free page for each request, of those that have memory for so many tokens."""
-    spare = free_pages - len(held)
-    if spare < 0:
-        return 0
-    rounds, left = divmod(spare, len(held))  # in a round of page_tokens steps, each request begins a page
-    begin_after = sorted([-tokens % page_tokens for tokens in held])
-    return rounds * page_tokens + begin_after[left] + 1
