@@ -104,8 +104,7 @@ class PassBudget:
         share = 1.0 if settings.ignore_eos else ratio
         decoding = len(answers_left) if settings.mixed_chunk else 0
         self._page_tokens = page_tokens
-        self.promised: float = decoding
-        self.promised += sum([(left if left < MOST_PROMISED else MOST_PROMISED) * share for left in answers_left])
+        self.promised = decoding + sum([(left if left < MOST_PROMISED else MOST_PROMISED) * share for left in answers_left])
         self.chunk = None if settings.chunk_tokens is None else settings.chunk_tokens - decoding
         """Prompt tokens that the pass may still compute; None: no limit."""
         self.prompts = settings.prefill_tokens - decoding
