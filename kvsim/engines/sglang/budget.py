@@ -104,7 +104,8 @@ class PassBudget:
         share = 1.0 if settings.ignore_eos else ratio
         decoding = len(answers_left) if settings.mixed_chunk else 0
         self._page_tokens = page_tokens
-        self.promised = decoding + sum([(left if left < MOST_PROMISED else MOST_PROMISED) * share for left in answers_left])
+        promises = [(left if left < MOST_PROMISED else MOST_PROMISED) * share for left in answers_left]
+        self.promised = float(decoding) + sum(promises)
         self.chunk = None if settings.chunk_tokens is None else settings.chunk_tokens - decoding
         """Prompt tokens that the pass may still compute; None: no limit."""
         self.prompts = settings.prefill_tokens - decoding
