@@ -4,7 +4,6 @@ import csv
 import gzip
 import json
 from collections.abc import Sequence
-from copy import copy
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,6 +24,7 @@ from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.schedule import Parts, Schedule, Step
 from kvsim.engine.watch import EngineWatch
+from kvsim.engines.sglang.budget import TokenRatio
 from kvsim.engines.sglang.rules import SGLangRules
 from kvsim.engines.sglang.schedule import NodeSchedule
 from kvsim.engines.sglang.stepped import SteppedNodes
@@ -106,7 +106,9 @@ class Spy(Schedule):
 
     def repeat(self, leap: NodeStep, steps: int) -> None:
         """Record ``steps`` repetitions of a leap's step; the step recorded last may be the one after the leap."""
-        own, last, ratio = self.own, self.steps[-1], copy(self.own.ratio)
+        own, last = self.own, self.steps[-1]
+        ratio = TokenRatio(own.settings.conservativeness)
+        ratio.value = own.ratio.value
         held = [lease.tokens for _, lease in leap.answers]
         if self.looks_ahead:
             assert last[0] == "decode" and last[3] == len(leap.answers)
