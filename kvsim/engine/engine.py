@@ -213,6 +213,8 @@ class Engine(Watch):
         """Begin a step. Returns it, the event of its end, and the time."""
         work, began_s = step.work, self.env.now
         work.stop = self._wakeup
+        if work.forms_each_step and self.reports:
+            work.max_steps = 1
         if work.max_steps > 1:
             self._leap, self._leap_began_s = work, began_s
         if work.chunks or work.decode_requests:
@@ -246,7 +248,10 @@ class Engine(Watch):
         self.outages.append([self.env.now, inf])
         steps = 0
         if self._leap is not None:
-            steps = self.substrate.steps_done(self._leap, self.env.now - self._leap_began_s)
+            elapsed_s = self.env.now - self._leap_began_s
+            steps = self.substrate.steps_done(self._leap, elapsed_s)
+            if self._leap.forms_each_step:
+                self.busy_s += elapsed_s
             self._leap = None
         return self.schedule.stop(steps)
 

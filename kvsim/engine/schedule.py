@@ -68,7 +68,8 @@ class Schedule(metaclass=ABCMeta):
     ended   a step has been made: tokens appear, requests end
 
     A schedule that looks ahead forms a step as soon as the one before it has begun. That step's ``ended`` comes next, and then
-    the step that was formed begins, unless all requests have ended.
+    the step that was formed begins, unless all requests have ended. While a leap runs, this is the step after its first one; at
+    the end of the leap, ``ended`` makes it the step after the last one.
     """
 
     frontend: Frontend

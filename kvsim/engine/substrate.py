@@ -48,8 +48,15 @@ class Work:
     """Decode steps of the engine before this work; see ``Job.cached_tokens``."""
     engine: int = 0
     """Number of the engine that does the work."""
+    forms_each_step: bool = False
+    """Whether the engine forms each step of a leap by itself: each takes what a leap takes beyond its steps, and there is no leap
+    if the engine reports after each step."""
     has_copies: bool = False
     """Whether copies from or to the engine's GPU begin at the same time."""
+
+    def times_formed(self, steps: int) -> int:
+        """Return how often the engine forms the first ``steps`` steps: once for a leap, unless it forms each step."""
+        return steps if self.forms_each_step else 1
 
     def count_repeated(self, page_tokens: int) -> None:
         """Set ``repeated_context_tokens``. The cost grows with the nodes on the paths of decoding requests, each counted once."""

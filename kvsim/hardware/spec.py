@@ -242,9 +242,9 @@ class HardwareSpec:
         copy_s = self.copy_launch_s if has_copies else 0.0
         return self.prefill_launch_s + (chunks - 1) * self.chunk_launch_s + decode_s + copy_s
 
-    def leap_extra_s(self, *, has_copies: bool) -> float:
-        """Return what a leap takes beyond its steps; ``has_copies`` as in ``launch_s``."""
-        return self.leap_overhead_s + (self.copy_leap_s if has_copies else 0.0)
+    def leap_extra_s(self, times_formed: int = 1, *, has_copies: bool) -> float:
+        """Return what a leap takes beyond its steps, which are formed so many times; ``has_copies`` as in ``launch_s``."""
+        return times_formed * self.leap_overhead_s + (self.copy_leap_s if has_copies else 0.0)
 
     def without_launches(self) -> "HardwareSpec":
         """Return the same machine with a host that launches kernels at once."""

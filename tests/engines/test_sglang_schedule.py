@@ -23,10 +23,13 @@ from kvsim.engine.job import Job
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.schedule import Parts, Schedule, Step
+from kvsim.engine.watch import EngineWatch
+from kvsim.engines.sglang.budget import TokenRatio
 from kvsim.engines.sglang.queue import NodeQueue
 from kvsim.engines.sglang.rules import SGLangRules
-from kvsim.engines.sglang.schedule import NodeSchedule, NodeStep
+from kvsim.engines.sglang.schedule import NodeSchedule
 from kvsim.engines.sglang.stepped import SteppedNodes
+from kvsim.engines.sglang.steps import NodeStep
 from kvsim.hardware.spec import HardwareSpec, LinearHardware
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
@@ -98,7 +101,24 @@ class Spy(Schedule):
         return step
 
     def ended(self, step: Step, steps: int) -> None:
+        assert isinstance(step, NodeStep)
+        if steps > 1:
+            self.repeat(step, steps - 1)
         self.own.ended(step, steps)
+
+    def repeat(self, leap: NodeStep, steps: int) -> None:
+        """Record ``steps`` repetitions of a leap's step; the step recorded last may be the one after the leap."""
+        own, last = self.own, self.steps[-1]
+        ratio = TokenRatio(own.settings.conservativeness)
+        ratio.value = own.ratio.value
+        held = [lease.tokens for _, lease in leap.answers]
+        if self.looks_ahead:
+            assert last[0] == "decode" and last[3] == len(leap.answers)
+        for more in range(1, steps + 1):
+            ratio.decay()
+            begun = sum(-(-(tokens + more) // own.page_tokens) - -(-tokens // own.page_tokens) for tokens in held)
+            tokens = (own.pool.free - begun) * own.page_tokens, own.gpu.evictable_pages * own.page_tokens
+            self.steps.append((*last[:6], *tokens, ratio.value))
 
     def transfer_ended(self, transfer: Transfer) -> bool:
         return self.own.transfer_ended(transfer)
@@ -129,8 +149,13 @@ def serve(
     eviction: EvictionPolicy | None = None,
     chunk: int = 8192,
     most: int = 256,
+    leaps: bool = True,
+    watches: Sequence[EngineWatch] = (),
 ) -> tuple[list[Row], list[Formed]]:
-    """The schedule by SGLang's rules, request by request and step by step, with room for ``capacity`` tokens."""
+    """The schedule by SGLang's rules, request by request and step by step, with room for ``capacity`` tokens.
+
+    Without ``leaps``, the engine reports after each step, so that it makes them one by one.
+    """
     gpu = Tier("gpu", 0, SlotPool(capacity // page_tokens), eviction or LRU())
     known = {"requests": requests, "model": MODEL, "hardware": HardwareSpec(**HARDWARE), "empty_cache": empty_cache}
     gpu.eviction.bind(PolicyContext(tier=0, capacity_pages=capacity // page_tokens, page_tokens=page_tokens, **known))
@@ -145,8 +170,10 @@ def serve(
 
     settings = EngineSettings(max_batch_tokens=chunk, max_running_requests=most)
     prefetching = Prefetching(cache, NoPrefetch(), Offer)
-    engine = Engine(substrate, cache, prefetching, settings, scheduling or FCFS(), schedule=spy)
-    rows = rows_of(Cluster([engine]).run(requests))
+    engine = Engine(substrate, cache, prefetching, settings, scheduling or FCFS(), schedule=spy, watches=watches)
+    cluster = Cluster([engine])
+    engine.reports = not leaps
+    rows = rows_of(cluster.run(requests))
     cache.check()
     assert not cache.leases and gpu.pool.free + gpu.evictable_pages == gpu.pool.capacity
     return rows, spies[0].steps

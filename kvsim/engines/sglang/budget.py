@@ -4,6 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kvsim.core.request import Request
+
+SPARE_TOKENS: Final = 6
+"""A prompt is rejected that leaves no more tokens than these."""
 MOST_PROMISED: Final = 4096
 """Tokens of an answer that are promised at most (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)."""
 FIRST_RATIO: Final = 0.7
@@ -31,6 +35,33 @@ class PassSettings:
     prefill_tokens: int
 
 
+class DeclaredAnswers:
+    """The length of answer that a request declares (``max_new_tokens``), which the GPU's memory bounds."""
+
+    def __init__(self, declared_tokens: int | None, capacity_tokens: int, page_tokens: int) -> None:
+        """``declared_tokens``: see ``PassSettings``."""
+        self._declared_tokens = declared_tokens
+        self._capacity_tokens = capacity_tokens
+        self._page_tokens = page_tokens
+
+    def takes(self, request: Request) -> bool:
+        """Whether SGLang would neither reject a request nor cut its answer short."""
+        if request.prompt_tokens >= self._capacity_tokens - SPARE_TOKENS:
+            return False
+        return max(1, request.output_tokens) <= self._most(request)
+
+    def _most(self, request: Request) -> int:
+        """Return the longest answer that SGLang lets a request declare."""
+        capacity, page_tokens = self._capacity_tokens, self._page_tokens
+        whole = -(-request.prompt_tokens // page_tokens) * page_tokens
+        return min(capacity - request.prompt_tokens - 2, capacity - whole - page_tokens - 1)
+
+    def of(self, request: Request) -> int:
+        """Return the length of answer that a request declares."""
+        own, declared = max(1, request.output_tokens), self._declared_tokens
+        return own if declared is None or declared <= own else min(declared, self._most(request))
+
+
 class TokenRatio:
     """The share of the declared answers that running requests are expected to need.
 
@@ -45,13 +76,17 @@ class TokenRatio:
         self._decay = (self._first - self._least) / DECAY_STEPS
         self.value = self._first
 
-    def decay(self) -> None:
-        """Take note of a decode step for which all had room."""
-        self.value = max(self.value - self._decay, self._least)
+    def decay(self, steps: int = 1) -> None:
+        """Take note of decode steps for which all had room. Step by step, as a float depends on the order of its operations."""
+        value, least = self.value, self._least
+        while steps > 0 and value > least:
+            value -= self._decay
+            steps -= 1
+        self.value = max(value, least)
 
-    def estimate(self, generated: int, declared: int, requests: int) -> None:
-        """Take note of a retraction; ``requests`` remain, with so many answer tokens in all, and so many declared."""
-        self.value = min(1.0, (generated + RETRACT_STEPS * requests) / (declared + 1))
+    def estimate(self, generated: Sequence[int], declared: Sequence[int]) -> None:
+        """Take note of a retraction: lengths of the remaining requests' answers so far, and as declared."""
+        self.value = min(1.0, (sum(generated) + RETRACT_STEPS * len(generated)) / (sum(declared) + 1))
 
     def reset(self) -> None:
         """Take note that nothing runs and nothing waits."""
@@ -69,8 +104,8 @@ class PassBudget:
         share = 1.0 if settings.ignore_eos else ratio
         decoding = len(answers_left) if settings.mixed_chunk else 0
         self._page_tokens = page_tokens
-        self.promised: float = decoding
-        self.promised += sum([min(left, MOST_PROMISED) * share for left in answers_left])
+        promises = [(left if left < MOST_PROMISED else MOST_PROMISED) * share for left in answers_left]
+        self.promised = float(decoding) + sum(promises)
         self.chunk = None if settings.chunk_tokens is None else settings.chunk_tokens - decoding
         """Prompt tokens that the pass may still compute; None: no limit."""
         self.prompts = settings.prefill_tokens - decoding

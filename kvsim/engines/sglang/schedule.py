@@ -1,47 +1,20 @@
 """SGLang's scheduler (0.5.23), pass by pass: managers/scheduler.py, schedule_policy.py and schedule_batch.py."""
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 from kvsim.core.lease import LOST, RETRACTED
 from kvsim.core.request import Request
-from kvsim.core.transfer import NO_TRANSFERS, Transfer
+from kvsim.core.transfer import Transfer
 from kvsim.engine.frontend import Frontend
-from kvsim.engine.job import DECODING, ENDED, PREFILLING, Job
+from kvsim.engine.job import ENDED, PREFILLING, Job
 from kvsim.engine.job import LOST as GIVEN_UP
 from kvsim.engine.schedule import Parts, Schedule, Step
-from kvsim.engine.substrate import Work
 from kvsim.engine.waiting import WaitingRequests
-from kvsim.engines.sglang.budget import MOST_PROMISED, RETRACT_STEPS, PassBudget, PassSettings, TokenRatio
+from kvsim.engines.sglang.budget import MOST_PROMISED, RETRACT_STEPS, DeclaredAnswers, PassBudget, PassSettings, TokenRatio
 from kvsim.engines.sglang.queue import NodeQueue
+from kvsim.engines.sglang.running import RunningBatch
 from kvsim.engines.sglang.stepped import NodesLease, SteppedNodes
-
-SPARE_TOKENS = 6
-"""A prompt is rejected that leaves no more tokens than these."""
-
-
-class Chunk:
-    """A part of a prompt that a step computes."""
-
-    __slots__ = ("begin", "end", "is_last", "job", "lease")
-
-    def __init__(self, job: Job, lease: NodesLease, begin: int, end: int, *, is_last: bool) -> None:
-        self.job = job
-        self.lease = lease
-        self.begin = begin
-        self.end = end
-        self.is_last = is_last
-
-
-class NodeStep(Step):
-    """A step, with the leases that it was formed for: what it computes for a request that has lost its lease is lost."""
-
-    __slots__ = ("answers", "chunks")
-
-    def __init__(self, work: Work, chunks: list[Chunk], answers: list[tuple[Job, NodesLease]]) -> None:
-        super().__init__(work, NO_TRANSFERS)
-        self.chunks = chunks
-        self.answers = answers
+from kvsim.engines.sglang.steps import Answer, Chunk, NodeStep
 
 
 class NodeSchedule(Schedule):
@@ -49,11 +22,11 @@ class NodeSchedule(Schedule):
 
     a pass      the chunk of the last one enters the tree; its prompts join the running requests; the finished leave; the
                 chunked request goes on; waiting requests are tried in order, until one does not fit
-    is_full     while set, no request is tried: memory or the number of requests has run out, and nobody has left since
     memory      what running requests have declared counts in part (``TokenRatio``); who is admitted needs room for all of it
     retraction  if a decode step finds no memory, the request with the shortest answer so far goes to the end of the queue
     look ahead  with the overlap loop, a pass takes place while the step before it runs, and counts answers one token short. A
                 request whose last token is being computed does not decode again
+    a leap      a decode step is repeated as long as the passes between would form it again. A request that arrives ends the leap
     """
 
     def __init__(self, parts: Parts, settings: PassSettings) -> None:
@@ -70,19 +43,22 @@ class NodeSchedule(Schedule):
         self.max_running_requests = parts.max_running_requests
         self.queue = NodeQueue(parts.scheduling, cache)
         self.waiting = WaitingRequests(cache, parts.gpu, parts.mover, parts.prefetching, self.queue, parts.wake)
+        self.declared = DeclaredAnswers(settings.declared_tokens, self.pool.capacity * self.page_tokens, self.page_tokens)
         self.ratio = TokenRatio(settings.conservativeness)
-        self.running: list[Job] = []
-        """Those that decode, or are about to leave, in the engine's order."""
+        self.running = RunningBatch(cache, looks_ahead=settings.looks_ahead)
         self.chunked: Job | None = None
         """The one whose prompt is computed in several steps."""
-        self.is_full = False
         self._last: NodeStep | None = None
         """The step formed by the last pass, if it formed one."""
         self._under_way: NodeStep | None = None
         """The step that runs, or has been formed and will run next."""
+        self._leap: NodeStep | None = None
+        """The leap that runs, or has been formed and will run next."""
         self._has_ended = False
         """Whether a request has ended since the last pass."""
         self._retractions = 0
+        self._decode_steps = 0
+        """Those formed, as far as they are certain to be made."""
 
     def report_to(self, frontend: Frontend) -> None:
         self.frontend = frontend
@@ -104,25 +80,8 @@ class NodeSchedule(Schedule):
     def transfer_ended(self, transfer: Transfer) -> bool:
         return False
 
-    # --- what requests declare -----------------------------------------------------------------------------------------------
-
     def takes(self, request: Request) -> bool:
-        """Whether SGLang would neither reject a request nor cut its answer short."""
-        if request.prompt_tokens >= self.pool.capacity * self.page_tokens - SPARE_TOKENS:
-            return False
-        return max(1, request.output_tokens) <= self._most_declared(request)
-
-    def _most_declared(self, request: Request) -> int:
-        """Return the longest answer that SGLang lets a request declare."""
-        capacity, page_tokens = self.pool.capacity * self.page_tokens, self.page_tokens
-        whole = -(-request.prompt_tokens // page_tokens) * page_tokens
-        return min(capacity - request.prompt_tokens - 2, capacity - whole - page_tokens - 1)
-
-    def declared(self, job: Job) -> int:
-        """Return the length of answer that a request declares (``max_new_tokens``)."""
-        request = job.request
-        own, declared = max(1, request.output_tokens), self.settings.declared_tokens
-        return own if declared is None or declared <= own else min(declared, self._most_declared(request))
+        return self.declared.takes(request)
 
     # --- a pass --------------------------------------------------------------------------------------------------------------
 
@@ -155,26 +114,12 @@ class NodeSchedule(Schedule):
             lease = cast(NodesLease, self.chunked.lease)
             self.cache.store(lease, lease.filled, self.env.now)
         if self._last is not None and self._last.chunks:
-            self._join(self._last)
+            self.running.join(self._last)
         if self._has_ended:
             self._has_ended = False
-            self._leave([job for job in self.running if job.phase == ENDED])
+            self.running.leave_ended()
         if not self.running:
-            self.is_full = False
-
-    def _join(self, last: NodeStep) -> None:
-        joining = [chunk.job for chunk in last.chunks if chunk.is_last and chunk.job.lease is chunk.lease]
-        joining += [job for job, lease in last.answers if job.lease is lease]
-        if len(joining) < len(last.chunks) + len(last.answers) or not self.running:
-            self.is_full = False
-        for job in joining:
-            job.phase = DECODING
-        self.running += joining
-
-    def _leave(self, leaving: Sequence[Job]) -> None:
-        if leaving:
-            self.running = [job for job in self.running if job not in leaving]
-            self.is_full = False
+            self.running.is_full = False
 
     @property
     def _available(self) -> int:
@@ -191,14 +136,14 @@ class NodeSchedule(Schedule):
     def _form_prefill(self) -> NodeStep | None:
         waits = len(self.queue) > 0 and not self.is_draining
         if self.chunked is None:
-            if self.is_full or not waits:
+            if self.running.is_full or not waits:
                 return None
             if self._is_crowded(0):
-                self.is_full = True
+                self.running.is_full = True
                 return None
         if waits:
             self.queue.order()
-        left = [self.declared(job) - job.generated for job in self.running]
+        left = [lease.declared - job.generated for job, lease in self.running.answers]
         budget = PassBudget(self.settings, self.page_tokens, self.ratio.value, left)
         chunks: list[Chunk] = []
         if self.chunked is not None:
@@ -211,7 +156,7 @@ class NodeSchedule(Schedule):
         pages = new_tokens if self.page_tokens == 1 else -(-new_tokens // self.page_tokens) + len(chunks)
         self.cache.make_room(pages)
         for chunk in chunks:
-            self.cache.hold(chunk.lease, chunk.end)
+            self.cache.hold((chunk.lease,), chunk.end - chunk.lease.tokens)
             chunk.job.computed = chunk.begin
             chunk.lease.flying += chunk.is_last
         return self._step(chunks, self._mix() if self.settings.mixed_chunk else [])
@@ -229,7 +174,7 @@ class NodeSchedule(Schedule):
     def _plan(self, job: Job, lease: NodesLease, end: int, budget: PassBudget, chunks: list[Chunk]) -> None:
         is_last = end == job.target_tokens
         chunks.append(Chunk(job, lease, lease.filled, end, is_last=is_last))
-        budget.charge(end - lease.filled, self.declared(job) if is_last else 0)
+        budget.charge(end - lease.filled, lease.declared if is_last else 0)
         lease.filled = end
         if not is_last:
             self.chunked = job
@@ -242,14 +187,14 @@ class NodeSchedule(Schedule):
         for job in self.queue:
             if budget.is_spent and self._available - budget.promised > 0:
                 break
-            if self.is_full or self._is_crowded(len(chunks)):
-                self.is_full = True
+            if self.running.is_full or self._is_crowded(len(chunks)):
+                self.running.is_full = True
                 break
             lease = cast(NodesLease, cache.match(job.request, self.gpu, job.why, job.target_tokens))
             found, loose = lease.gpu_pages * self.page_tokens, cache.loose_pages(lease) * self.page_tokens
-            answer = min(max(self.declared(job) - job.generated, 0), MOST_PROMISED)
+            answer = min(max(self.declared.of(job.request) - job.generated, 0), MOST_PROMISED)
             if job.target_tokens - found + answer + self.page_tokens >= self._available - loose - budget.promised:
-                self.is_full = bool(chunks or self.running)
+                self.running.is_full = bool(chunks or self.running)
                 cache.refuse(lease)
                 break
             end = budget.cut(found, job.target_tokens, is_first=not chunks)
@@ -259,13 +204,14 @@ class NodeSchedule(Schedule):
             self._begin(job, lease)
             self._plan(job, lease, end, budget, chunks)
             if self._available - budget.promised <= 0:
-                self.is_full = bool(chunks or self.running)
+                self.running.is_full = bool(chunks or self.running)
                 break
 
     def _begin(self, job: Job, lease: NodesLease) -> None:
         """Admit a request."""
         self.waiting.leave_queue(job)
         self.cache.admit(lease, job.request.pages_for(job.target_tokens, self.page_tokens), self.env.now)
+        lease.declared = self.declared.of(job.request)
         job.lease, job.phase, job.is_known = lease, PREFILLING, True
         job.admissions += 1
         job.times.has_pages(self.env.now)
@@ -275,64 +221,56 @@ class NodeSchedule(Schedule):
 
     # --- answers -------------------------------------------------------------------------------------------------------------
 
-    def _mix(self) -> list[tuple[Job, NodesLease]]:
+    def _mix(self) -> list[Answer]:
         """Let the running requests decode beside prompts, if there is room for all of them."""
-        self._leave_before_last()
-        if not self.running or not self._has_room(self.running):
+        self.running.leave_before_last()
+        if not self.running or not self.running.has_room(self.running.answers):
             return []
-        taken = self._take_tokens()
-        self.running, self.is_full = [], False
+        taken = self.running.take_tokens()
+        self.running.replace([])
         return taken
 
     def _form_decode(self) -> NodeStep | None:
-        has_left = self._leave_before_last()
+        has_left = self.running.leave_before_last()
         if not self.running:
             return None
-        if self._has_room(self.running):
+        if self.running.has_room(self.running.answers):
             self.ratio.decay()
         elif has_left:
             return None
         else:
             self._retract()
-        return self._step([], self._take_tokens())
+        step = self._step([], self.running.take_tokens())
+        if self._leap is None and not self._may_admit:
+            self._extend(step)
+        return step
 
-    def _leave_before_last(self) -> bool:
-        """Let those leave whose last token is being computed. Returns whether there are any."""
-        leaving = []
-        for job in self.running:
-            flying = cast(NodesLease, job.lease).flying
-            if flying and job.generated + flying >= self.declared(job):
-                leaving.append(job)
-        self._leave(leaving)
-        return bool(leaving)
+    @property
+    def _may_admit(self) -> bool:
+        """Whether the next pass may form a step of prompts, although nothing happens until then."""
+        return self.chunked is not None or not (self.running.is_full or self.is_draining) and len(self.queue) > 0
 
-    def _has_room(self, jobs: Sequence[Job]) -> bool:
-        """Make room for the pages that a decode step of these requests begins. Returns whether there is."""
-        page_tokens = self.page_tokens
-        return self.cache.make_room(sum([not cast(NodesLease, job.lease).tokens % page_tokens for job in jobs]))
+    def _extend(self, step: NodeStep) -> None:
+        """Make a leap of a step that the next passes are certain to form again, if nobody arrives.
 
-    def _take_tokens(self) -> list[tuple[Job, NodesLease]]:
-        """Take the memory of the running requests' next tokens."""
-        cache, taken = self.cache, []
-        cache.make_room(len(self.running))
-        for job in self.running:
-            lease = cast(NodesLease, job.lease)
-            cache.hold(lease, lease.tokens + 1)
-            lease.flying += 1
-            taken.append((job, lease))
-        return taken
+        Ahead of results, the last of these steps is formed when the leap has begun, as its second one.
+        """
+        steps = self.running.repetitions() + (0 if self.looks_ahead else 1)
+        if steps > 1:
+            step.work.max_steps = steps
+            self._leap = step
 
     def _retract(self) -> None:
         """Retract requests, first those with the shortest answers, of these the longest prompts, until the others have room."""
-        order = sorted(self.running, key=lambda job: (job.generated, -job.request.prompt_tokens), reverse=True)
+        order = sorted(self.running.answers, key=lambda one: (one[0].generated, -one[0].request.prompt_tokens), reverse=True)
         is_first = True
-        while len(order) > 1 and (is_first or not self._has_room(order)):
+        while len(order) > 1 and (is_first or not self.running.has_room(order)):
             is_first = False
-            self._give_up(order.pop())
+            self._give_up(order.pop()[0])
             self.cache.make_room(-(-len(order) * RETRACT_STEPS // self.page_tokens))
-        assert self._has_room(order), "a request does not fit although it is alone"
-        self.running, self.is_full = order, False
-        self.ratio.estimate(sum([job.generated for job in order]), sum([self.declared(job) for job in order]), len(order))
+        assert self.running.has_room(order), "a request does not fit although it is alone"
+        self.running.replace(order)
+        self.ratio.estimate([job.generated for job, _ in order], [lease.declared for _, lease in order])
 
     def _give_up(self, job: Job) -> None:
         """Give back a request's pages, and put it at the end of the queue."""
@@ -345,67 +283,84 @@ class NodeSchedule(Schedule):
 
     # --- steps ---------------------------------------------------------------------------------------------------------------
 
-    def _step(self, chunks: list[Chunk], answers: list[tuple[Job, NodesLease]]) -> NodeStep:
-        work = Work(
-            chunks=[(chunk.end - chunk.begin, chunk.begin) for chunk in chunks],
-            sampled_tokens=sum([chunk.is_last for chunk in chunks]),
-            decode_requests=len(answers),
-            decode_context_tokens=sum([lease.tokens - 1 for _, lease in answers]),
-            prefilling=[(chunk.job, chunk.end - chunk.begin) for chunk in chunks],
-            decoding=[job for job, _ in answers],
-            engine=self.number,
-        )
-        return NodeStep(work, chunks, answers)
+    def _step(self, chunks: list[Chunk], answers: list[Answer]) -> NodeStep:
+        step = NodeStep(chunks, answers, decode_step=self._decode_steps, engine=self.number)
+        self._decode_steps += bool(answers)
+        return step
 
     def ended(self, step: Step, steps: int) -> None:
         done = cast(NodeStep, step)
         if self._under_way is done:
             self._under_way = None
+        if self._leap is done:
+            self._leap = None
+        if steps > 1:
+            self._repeat(done, steps - 1)
         for chunk in done.chunks:
             if chunk.is_last and chunk.job.lease is chunk.lease:
-                self._appear(chunk.job, chunk.lease, chunk)
+                self._book_prompt(chunk)
         for job, lease in done.answers:
             if job.lease is lease:
-                self._appear(job, lease)
+                lease.flying -= 1
+                job.generated += steps
+                if job.generated >= job.request.output_tokens:
+                    self._finish(job, lease)
         if self._under_way is not None and self._has_ended:  # a step that was formed before they ended
             self._under_way.work.decoding = [job for job, lease in self._under_way.answers if job.lease is lease]
 
-    def _appear(self, job: Job, lease: NodesLease, chunk: Chunk | None = None) -> None:
-        """Record the next token of an answer; with its last ``chunk``, the prompt has been computed."""
-        now = self.env.now
+    def _repeat(self, leap: NodeStep, steps: int) -> None:
+        """Record that a leap has repeated its step; the step formed meanwhile is made after that."""
+        self.cache.hold([lease for job, lease in leap.answers if job.lease is lease], steps)
+        self.ratio.decay(steps)
+        self._decode_steps += steps
+        if self._under_way is not None:
+            following = self._under_way.work
+            following.decode_context_tokens += steps * following.decode_requests
+            following.decode_step += steps
+
+    def _book_prompt(self, chunk: Chunk) -> None:
+        """Record the end of a prompt, with which the next token of its answer appears."""
+        job, lease, now = chunk.job, chunk.lease, self.env.now
         lease.flying -= 1
-        if chunk is not None:
-            job.computed = chunk.end
-            if not job.generated:
-                job.times.first_token_s = now
-                self.frontend.book.waited(job)
-            if not job.is_prefilled:
-                job.is_prefilled = True
-                self.frontend.first_token(job, self.number)
+        job.computed = chunk.end
+        if not job.generated:
+            job.times.first_token_s = now
+            self.frontend.book.waited(job)
+        if not job.is_prefilled:
+            job.is_prefilled = True
+            self.frontend.first_token(job, self.number)
         job.generated += 1
         if job.generated >= job.request.output_tokens:
-            self.cache.finish(lease, now)
-            job.lease, job.phase = None, ENDED
-            self._has_ended = True
-            self.frontend.book.finished(job, self.number, now)
-            self.frontend.ended(job.request, self.number)
-        elif chunk is not None:
+            self._finish(job, lease)
+        else:
             self.cache.store(lease, chunk.end, now)
+
+    def _finish(self, job: Job, lease: NodesLease) -> None:
+        now = self.env.now
+        self.cache.finish(lease, now)
+        job.lease, job.phase = None, ENDED
+        self._has_ended = True
+        self.frontend.book.finished(job, self.number, now)
+        self.frontend.ended(job.request, self.number)
 
     # --- failure -------------------------------------------------------------------------------------------------------------
 
     def stop(self, steps: int) -> list[Job]:
+        if self._leap is not None:
+            for job, _ in self._leap.answers:
+                job.generated += steps
         jobs = [*self.queue, *[job for job in self._with_pages() if job.lease is not None], *self.waiting.fetching]
         for job in jobs:
             self.drop(job, is_up=False)
-        self.running, self.chunked, self.is_full = [], None, False
-        self._last = self._under_way = None
+        self.running.replace([])
+        self.chunked = None
+        self._last = self._under_way = self._leap = None
         self.ratio.reset()
         return jobs
 
     def _with_pages(self) -> list[Job]:
         """Return the requests that run, are being computed or are about to leave."""
-        jobs = dict.fromkeys(self.running)
+        jobs = dict.fromkeys([job for job, _ in self.running.answers])
         for step in (self._last, self._under_way):
             if step is not None:
                 jobs.update(dict.fromkeys([chunk.job for chunk in step.chunks]))

@@ -1,5 +1,6 @@
 """SGLang's radix cache as its scheduler calls it in time: look-ups, chunks, answers, retractions, finishes."""
 
+from collections.abc import Iterable
 from math import inf
 from typing import cast
 
@@ -16,7 +17,7 @@ from kvsim.pages.extents import Extent, join_extents, split_extents
 class NodesLease(Lease):
     """What a running request holds: a pinned path down to ``node``, and ``slots`` for everything after it."""
 
-    __slots__ = ("counted_pages", "filled", "flying", "tokens")
+    __slots__ = ("counted_pages", "declared", "filled", "flying", "tokens")
 
     def __init__(self, request: Request, gpu: Tier, root: Node, why: int) -> None:
         super().__init__(request, gpu, root, why)
@@ -24,6 +25,8 @@ class NodesLease(Lease):
         """Tokens that have memory, those of the tree included."""
         self.filled = 0
         """End of the last chunk of its prompt that has been formed."""
+        self.declared = 0
+        """Tokens of answer that its request declares."""
         self.flying = 0
         """Tokens of its answer that are being computed."""
         self.counted_pages = 0
@@ -148,18 +151,21 @@ class SteppedNodes(ServedCache):
     def make_room(self, pages: int) -> bool:
         """Evict until this many pages are free, as far as possible. Returns whether they are."""
         pool = self.gpu.pool
-        missing = min(pages - pool.free, self.gpu.evictable_pages)
-        if missing > 0:
-            self.nodes.evict(missing, self.residency.now)
+        if pool.free < pages:
+            missing = min(pages - pool.free, self.gpu.evictable_pages)
+            if missing > 0:
+                self.nodes.evict(missing, self.residency.now)
         return pool.free >= pages
 
-    def hold(self, lease: NodesLease, tokens: int) -> None:
-        """Let a request have memory for its first ``tokens`` tokens; the pages that it lacks are free."""
-        page_tokens = self.page_tokens
-        pages = -(-tokens // page_tokens) + (-lease.tokens // page_tokens)
-        lease.tokens = tokens
-        if pages:
-            lease.slots = self.gpu.pool.join(lease.slots, self.residency.take(self.gpu, pages))
+    def hold(self, leases: Iterable[NodesLease], tokens: int) -> None:
+        """Let requests have memory for so many more tokens each; the pages that they lack are free."""
+        page_tokens, pool = self.page_tokens, self.gpu.pool
+        for lease in leases:
+            held = lease.tokens
+            lease.tokens = held + tokens
+            pages = (held + tokens - 1) // page_tokens - (held - 1) // page_tokens
+            if pages:
+                lease.slots = pool.join(lease.slots, self.residency.take(self.gpu, pages))
 
     def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
         """Do nothing: the scheduler makes room for a step, and takes its pages with ``hold``."""

@@ -102,7 +102,8 @@ class Roofline(Steps):
         compute_more_s = work.decode_requests * self._attention_flops / self._flops_per_s
         memory_more_s = work.decode_requests * self._kv_bytes / self._bytes_per_s
         seconds = _sum_of_larger(compute_s, compute_more_s, memory_s, memory_more_s, steps)
-        return seconds + steps * self.overhead_s + self.hardware.leap_extra_s(has_copies=work.has_copies)
+        extra_s = self.hardware.leap_extra_s(work.times_formed(steps), has_copies=work.has_copies)
+        return seconds + steps * self.overhead_s + extra_s
 
 
 class MeasuredParts(Steps):
@@ -143,7 +144,7 @@ class MeasuredParts(Steps):
             launch_s = hardware.launch_s(len(work.chunks), work.decode_requests, has_copies=work.has_copies)
             seconds = max(seconds, launch_s) + hardware.prefill_overhead_s
         else:
-            seconds += hardware.leap_extra_s(has_copies=work.has_copies)
+            seconds += hardware.leap_extra_s(work.times_formed(steps), has_copies=work.has_copies)
         return seconds + steps * hardware.step_overhead_s
 
     def _constant_s(self, work: Work) -> float:

@@ -16,7 +16,7 @@ class NoisySteps(Steps):
     """Multiplies the expected durations by the machine's factors, found by the number of the engine's step.
 
     decode steps  the sum over the leap; each step differs from the expected one by its factor times the leap's first step, whose
-                  factor is also that of what a leap takes beyond its steps
+                  factor is also that of what a leap takes beyond its steps. If each step is formed, each has its part of that
     prefill       computation times its factor, or launch times its own, whichever is longer, both with their overheads
     """
 
@@ -41,4 +41,5 @@ class NoisySteps(Steps):
             return max(computed_s, launch_s * (1.0 + self._launch[work.engine].excess(number, 1)))
         noise, once_s = self._decode[work.engine], self.hardware.leap_extra_s(has_copies=work.has_copies)
         step_s = (expected_s if steps == 1 else self._expected.leap_s(work, 1)) - once_s
-        return expected_s + step_s * noise.excess(number, steps) + once_s * noise.excess(number, 1)
+        later_s = self.hardware.leap_extra_s(has_copies=False) * noise.excess(number + 1, work.times_formed(steps) - 1)
+        return expected_s + step_s * noise.excess(number, steps) + once_s * noise.excess(number, 1) + later_s

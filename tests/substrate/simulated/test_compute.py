@@ -68,6 +68,13 @@ def test_decode_steps_in_a_row_have_the_overhead_of_a_leap_once_and_prefill_has_
     assert leaping.steps_by(decode, leaping.leap_s(decode, 3), 9) == 3
 
 
+def test_steps_of_a_leap_that_are_formed_one_by_one_have_the_overhead_of_a_leap_each() -> None:
+    decode = Work(decode_requests=1, decode_context_tokens=0, has_copies=True)
+    known, leaping = roofline(overhead_s=1.0), roofline(overhead_s=1.0, leap_overhead_s=7.0, copy_leap_s=20.0)
+    each = replace(decode, forms_each_step=True)
+    assert [leaping.leap_s(each, steps) - known.leap_s(decode, steps) for steps in (1, 2, 5)] == [27, 34, 55]
+
+
 def test_copies_that_begin_with_a_step_delay_its_launch() -> None:
     chunk, decode = Work(chunks=[(1, 0)], has_copies=True), Work(decode_requests=1, has_copies=True)
     steps = roofline(launch_s=50.0, copy_launch_s=30.0, copy_leap_s=20.0, leap_overhead_s=7.0)

@@ -124,6 +124,15 @@ def test_what_copies_add_has_the_factor_of_a_launch_or_of_the_first_step_of_a_le
         assert alone_s == pytest.approx(2 * expected_s, rel=0.2), "a leap's later steps have the excess of the first"
 
 
+def test_steps_of_a_leap_that_are_formed_one_by_one_have_their_own_factors_throughout() -> None:
+    """Without context, all steps take the same time on a quiet machine: a leap is as long as its steps, each with its number."""
+    noise = Noise(decode_steps=EVEN)
+    steps = steps_of_run(MODEL, machine(noise=noise, leap_overhead_s=3.0, memory_bytes_per_s=1e30), seed=1, engines=1)
+    each = Work(decode_requests=1, forms_each_step=True)
+    one_by_one = [steps.leap_s(replace(each, decode_step=number), 1) for number in range(5)]
+    assert steps.leap_s(each, 5) == pytest.approx(sum(one_by_one), rel=1e-2) and len(set(one_by_one)) == 5
+
+
 @pytest.mark.parametrize(("kind", "links"), [("loads", ["cpu-gpu"]), ("stores", ["gpu-cpu"]), ("disk_reads", ["disk-cpu"])])
 def test_a_transfer_occupies_its_link_for_its_factor(kind: str, links: list[str]) -> None:
     """Two prompts that displace each other on the GPU and in CPU memory."""

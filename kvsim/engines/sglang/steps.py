@@ -1,0 +1,46 @@
+"""What a pass of SGLang's scheduler has formed: a step, or a leap of decode steps that are alike."""
+
+from kvsim.core.transfer import NO_TRANSFERS
+from kvsim.engine.job import Job
+from kvsim.engine.schedule import Step
+from kvsim.engine.substrate import Work
+from kvsim.engines.sglang.stepped import NodesLease
+
+Answer = tuple[Job, NodesLease]
+"""A request that decodes in a step, and its lease then."""
+
+
+class Chunk:
+    """A part of a prompt that a step computes."""
+
+    __slots__ = ("begin", "end", "is_last", "job", "lease")
+
+    def __init__(self, job: Job, lease: NodesLease, begin: int, end: int, *, is_last: bool) -> None:
+        self.job = job
+        self.lease = lease
+        self.begin = begin
+        self.end = end
+        self.is_last = is_last
+
+
+class NodeStep(Step):
+    """A step, with the leases that it was formed for: what it computes for a request that has lost its lease is lost."""
+
+    __slots__ = ("answers", "chunks")
+
+    def __init__(self, chunks: list[Chunk], answers: list[Answer], *, decode_step: int, engine: int) -> None:
+        work = Work(
+            decode_requests=len(answers),
+            decode_context_tokens=sum([lease.tokens for _, lease in answers]) - len(answers),
+            decoding=[job for job, _ in answers],
+            decode_step=decode_step,
+            engine=engine,
+            forms_each_step=True,
+        )
+        if chunks:
+            work.chunks = [(chunk.end - chunk.begin, chunk.begin) for chunk in chunks]
+            work.sampled_tokens = sum([chunk.is_last for chunk in chunks])
+            work.prefilling = [(chunk.job, chunk.end - chunk.begin) for chunk in chunks]
+        super().__init__(work, NO_TRANSFERS)
+        self.chunks = chunks
+        self.answers = answers
