@@ -100,7 +100,7 @@ class Engine(Watch):
             scheduling=scheduling,
             number=number,
             wake=self.wake,
-            woken=lambda: self._wakeup,
+            woken=self.woken,
         )
         self.schedule = ContinuousBatching(parts) if schedule is None else schedule(parts)
         self.waiting = self.schedule.waiting
@@ -172,6 +172,10 @@ class Engine(Watch):
         """Make the engine plan again at the next boundary between steps."""
         if not self._wakeup.triggered:
             self._wakeup.succeed()
+
+    def woken(self) -> Event:
+        """Return the event that happens when the engine is next made to plan again."""
+        return self._wakeup
 
     def ended(self, transfer: Transfer) -> None:
         """Go on if slots may have become free, or pages may have arrived."""
