@@ -257,7 +257,7 @@ def _rules(config: Config, command: str, tiers: list[str]) -> tuple[Rules, str]:
         raise UsageError(with_key("rules", str(error), config["rules"])) from error
     if applied.engine == chosen.engine:
         return applied, ""
-    return applied, f"kvsim's own: those of {chosen.engine} do not cover kvsim {command} with tiers {', '.join(tiers)}"
+    return applied, f"kvsim's own: those of {chosen.whose} do not cover kvsim {command} with tiers {', '.join(tiers)}"
 
 
 def _with_stores(hardware: HardwareSpec, config: Config, tiers: list[TierPlan], disk_scope: str) -> HardwareSpec:

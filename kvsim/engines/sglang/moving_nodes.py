@@ -6,7 +6,6 @@ from typing import Any
 
 from kvsim.core.answers import whole_number
 from kvsim.core.lease import Holder
-from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
 from kvsim.core.rules import CacheSetup
 from kvsim.core.serving import RulesError
@@ -77,6 +76,12 @@ class MovingNodeCache(WholeNodeCache):
         """Whether copies or loads are under way."""
         return bool(self._copies or self._loads)
 
+    def under_way(self) -> tuple[list[Carrier], list[Carrier], list[Carrier]]:
+        """Return what is decided or under way: copies to the host, loads to the GPU, and what is to be stored."""
+        copies = [copy for batch in self._copies for copy in batch.carriers]
+        loads = [load for batch in self._loads for load in batch.carriers]
+        return [*copies, *self._unsent], [*loads, *self._unloaded], list(self._to_store)
+
     def take_step(self) -> None:
         """Carry out a step of the scheduler: acknowledge copies and loads, and store what was copied in the steps before."""
         self._step += 1
@@ -96,6 +101,16 @@ class MovingNodeCache(WholeNodeCache):
         for node in reversed(load.nodes):
             self._unpin_host(node)
             self._register(node)
+
+    def settle(self) -> None:
+        """Acknowledge all that is under way, as if it had landed."""
+        self.send_copies()
+        self.send_loads()
+        for batch in (*self._copies, *self._loads):
+            batch.land()
+        self.take_step()
+        self.store_copied()
+        self._on_both.clear()
 
     def send_copies(self) -> Batch | None:
         """Begin the copies that were decided on. Returns them, if there are any."""
@@ -168,16 +183,6 @@ class MovingNodeCache(WholeNodeCache):
             self._on_both.pop(node, None)
 
     # --- paths ---------------------------------------------------------------------------------------------------------------
-
-    def find(self, runs: tuple[Extent, ...], limit: int = UNLIMITED) -> list[Node]:
-        """Return the nodes cached of a path's first ``limit`` pages, and refresh them. The last is cut where they end."""
-        residency = self.residency
-        now = residency.tick(residency.now)
-        path, partial, agreed, _ = self.tree.walk(self.tree.root, runs, limit)
-        if partial is not None:
-            path.append(self.cut_at(partial, agreed, now))
-        residency.reannounce(path, residency.tick(now))
-        return path
 
     def enter(self, lease: Holder, runs: tuple[Extent, ...], counted: int) -> None:
         """Extend a request's path to these pages, which it has computed or loaded.
@@ -323,6 +328,7 @@ class MovingNodeCache(WholeNodeCache):
                 self._demote(node)
             elif edge.wants_evicted(node, now) and self._copy(node, now):
                 self._copied([node])
+                self.wrote_back(node)
                 self._demote(node)
             elif any(below.pins[CPU] for below in node.descendants()):
                 kept.append(node)
@@ -339,12 +345,19 @@ class MovingNodeCache(WholeNodeCache):
         """Take GPU slots for a request whose admission has found that there is room."""
         gpu = self.gpu
         self.make_room(pages, now)
-        if gpu.pool.free < pages:
-            raise RulesError(
-                f"tiers.cpu.capacity: {gpu.evictable_pages:,} pages cannot leave the GPU: host memory has no room for them, and "
-                "what follows on them is being stored; increase it"
-            )
+        self.check_room(pages)
         return self.residency.take(gpu, pages)
+
+    def check_room(self, pages: int) -> None:
+        """Raise RulesError if so many pages are not free after ``make_room``."""
+        if self.gpu.pool.free < pages:
+            raise RulesError(
+                f"tiers.cpu.capacity: {self.gpu.evictable_pages:,} pages cannot leave the GPU: host memory has no room for them, "
+                "and what follows on them is being stored; increase it"
+            )
+
+    def wrote_back(self, node: Node) -> None:
+        """A node has been copied to the host at its eviction. A hook for those that make the copies."""
 
     def _demote(self, node: Node) -> None:
         """Let a node leave the GPU that stays on the host."""

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
+from simpy import Event
+
 from kvsim.core.lease import LOST, RETRACTED
 from kvsim.core.request import Request
 from kvsim.core.transfer import NO_TRANSFERS, Transfer
@@ -38,8 +40,8 @@ class NodeStep(Step):
 
     __slots__ = ("answers", "chunks")
 
-    def __init__(self, work: Work, chunks: list[Chunk], answers: list[tuple[Job, NodesLease]]) -> None:
-        super().__init__(work, NO_TRANSFERS)
+    def __init__(self, work: Work, chunks: list[Chunk], answers: list[tuple[Job, NodesLease]], loads: list[Transfer]) -> None:
+        super().__init__(work, loads)
         self.chunks = chunks
         self.answers = answers
 
@@ -70,6 +72,8 @@ class NodeSchedule(Schedule):
         self.max_running_requests = parts.max_running_requests
         self.queue = NodeQueue(parts.scheduling, cache)
         self.waiting = WaitingRequests(cache, parts.gpu, parts.mover, parts.prefetching, self.queue, parts.wake)
+        self.copies = cache.copies(parts.mover)
+        self.prefetching = parts.prefetching
         self.ratio = TokenRatio(settings.conservativeness)
         self.running: list[Job] = []
         """Those that decode, or are about to leave, in the engine's order."""
@@ -102,7 +106,7 @@ class NodeSchedule(Schedule):
         raise AssertionError("SGLang's schedule takes no requests from other engines")
 
     def transfer_ended(self, transfer: Transfer) -> bool:
-        return False
+        return True
 
     # --- what requests declare -----------------------------------------------------------------------------------------------
 
@@ -127,10 +131,17 @@ class NodeSchedule(Schedule):
     # --- a pass --------------------------------------------------------------------------------------------------------------
 
     def form(self) -> Any:
-        yield from ()  # a pass takes no time
-        return self._form()
+        step = self._form()
+        yield from self.copies.carry_out()  # otherwise, a pass takes no time
+        if step is not None:
+            self.copies.mark(step.work)
+        return step
+
+    def began(self, step: Step, done: Event) -> None:
+        self.copies.began(done)
 
     def _form(self) -> NodeStep | None:
+        self.copies.begin_pass(is_computing=self._under_way is not None)
         self._gather()
         step = self._form_prefill() or self._form_decode()
         if step is None and self._under_way is None and not self.running:
@@ -207,6 +218,7 @@ class NodeSchedule(Schedule):
             self._admit(budget, chunks)
         if not chunks:
             return None
+        loads = self.copies.loads()
         new_tokens = sum([chunk.end - chunk.begin for chunk in chunks])
         pages = new_tokens if self.page_tokens == 1 else -(-new_tokens // self.page_tokens) + len(chunks)
         self.cache.make_room(pages)
@@ -214,7 +226,7 @@ class NodeSchedule(Schedule):
             self.cache.hold(chunk.lease, chunk.end)
             chunk.job.computed = chunk.begin
             chunk.lease.flying += chunk.is_last
-        return self._step(chunks, self._mix() if self.settings.mixed_chunk else [])
+        return self._step(chunks, self._mix() if self.settings.mixed_chunk else [], loads)
 
     def _continue_chunked(self, job: Job, budget: PassBudget, chunks: list[Chunk]) -> None:
         """Plan the next chunk of the prompt that is computed in several steps."""
@@ -246,17 +258,21 @@ class NodeSchedule(Schedule):
                 self.is_full = True
                 break
             lease = cast(NodesLease, cache.match(job.request, self.gpu, job.why, job.target_tokens))
-            found, loose = lease.gpu_pages * self.page_tokens, cache.loose_pages(lease) * self.page_tokens
+            page_tokens = self.page_tokens
+            found, loose = lease.gpu_pages * page_tokens, cache.loose_pages(lease) * page_tokens
             answer = min(max(self.declared(job) - job.generated, 0), MOST_PROMISED)
-            if job.target_tokens - found + answer + self.page_tokens >= self._available - loose - budget.promised:
+            if job.target_tokens - found + answer + page_tokens >= self._available - loose - budget.promised:
                 self.is_full = bool(chunks or self.running)
                 cache.refuse(lease)
                 break
+            found += lease.lower_pages * page_tokens
             end = budget.cut(found, job.target_tokens, is_first=not chunks)
             if end <= found:
                 cache.refuse(lease)
                 break
             self._begin(job, lease)
+            if lease.filled < found:  # what the host has was not loaded
+                end = budget.cut(lease.filled, job.target_tokens, is_first=not chunks)
             self._plan(job, lease, end, budget, chunks)
             if self._available - budget.promised <= 0:
                 self.is_full = bool(chunks or self.running)
@@ -271,7 +287,7 @@ class NodeSchedule(Schedule):
         job.times.has_pages(self.env.now)
         if not job.is_counted:
             job.is_counted, job.counted = True, lease
-            self.frontend.book.hit(job.request, (lease.gpu_pages,), self.number)
+            self.frontend.book.hit(job.request, self.prefetching.hits(lease, None), self.number)
 
     # --- answers -------------------------------------------------------------------------------------------------------------
 
@@ -290,10 +306,8 @@ class NodeSchedule(Schedule):
             return None
         if self._has_room(self.running):
             self.ratio.decay()
-        elif has_left:
+        elif has_left or not self._retract():
             return None
-        else:
-            self._retract()
         return self._step([], self._take_tokens())
 
     def _leave_before_last(self) -> bool:
@@ -322,17 +336,22 @@ class NodeSchedule(Schedule):
             taken.append((job, lease))
         return taken
 
-    def _retract(self) -> None:
-        """Retract requests, first those with the shortest answers, of these the longest prompts, until the others have room."""
+    def _retract(self) -> bool:
+        """Retract requests, first those with the shortest answers, of these the longest prompts, until the others have room.
+
+        Returns False if the last one has none before copies have ended.
+        """
         order = sorted(self.running, key=lambda job: (job.generated, -job.request.prompt_tokens), reverse=True)
         is_first = True
         while len(order) > 1 and (is_first or not self._has_room(order)):
             is_first = False
             self._give_up(order.pop())
             self.cache.make_room(-(-len(order) * RETRACT_STEPS // self.page_tokens))
-        assert self._has_room(order), "a request does not fit although it is alone"
+        has_room = self._has_room(order)
+        assert has_room or self.copies.is_moving, "a request does not fit although it is alone"
         self.running, self.is_full = order, False
         self.ratio.estimate(sum([job.generated for job in order]), sum([self.declared(job) for job in order]), len(order))
+        return has_room
 
     def _give_up(self, job: Job) -> None:
         """Give back a request's pages, and put it at the end of the queue."""
@@ -345,7 +364,7 @@ class NodeSchedule(Schedule):
 
     # --- steps ---------------------------------------------------------------------------------------------------------------
 
-    def _step(self, chunks: list[Chunk], answers: list[tuple[Job, NodesLease]]) -> NodeStep:
+    def _step(self, chunks: list[Chunk], answers: list[tuple[Job, NodesLease]], loads: list[Transfer] = NO_TRANSFERS) -> NodeStep:
         work = Work(
             chunks=[(chunk.end - chunk.begin, chunk.begin) for chunk in chunks],
             sampled_tokens=sum([chunk.is_last for chunk in chunks]),
@@ -355,10 +374,11 @@ class NodeSchedule(Schedule):
             decoding=[job for job, _ in answers],
             engine=self.number,
         )
-        return NodeStep(work, chunks, answers)
+        return NodeStep(work, chunks, answers, loads)
 
     def ended(self, step: Step, steps: int) -> None:
         done = cast(NodeStep, step)
+        self.copies.step_ended()
         if self._under_way is done:
             self._under_way = None
         for chunk in done.chunks:
@@ -369,6 +389,9 @@ class NodeSchedule(Schedule):
                 self._appear(job, lease)
         if self._under_way is not None and self._has_ended:  # a step that was formed before they ended
             self._under_way.work.decoding = [job for job, lease in self._under_way.answers if job.lease is lease]
+        self.copies.decided(is_computing=self._under_way is not None)
+        if self._under_way is not None:
+            self.copies.mark(self._under_way.work)
 
     def _appear(self, job: Job, lease: NodesLease, chunk: Chunk | None = None) -> None:
         """Record the next token of an answer; with its last ``chunk``, the prompt has been computed."""
@@ -400,6 +423,7 @@ class NodeSchedule(Schedule):
             self.drop(job, is_up=False)
         self.running, self.chunked, self.is_full = [], None, False
         self._last = self._under_way = None
+        self.copies.stop()
         self.ratio.reset()
         return jobs
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from kvsim.core.lease import Holder
+from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.serving import Server
@@ -86,6 +87,16 @@ class WholeNodeCache(Server):
         if partial is not None:
             path.append(self.cut_at(partial, agreed, now))
         return path, rest, now
+
+    def find(self, runs: tuple[Extent, ...], limit: int = UNLIMITED) -> list[Node]:
+        """Return the nodes cached of a path's first ``limit`` pages, and refresh them. The last is cut where they end."""
+        residency = self.residency
+        now = residency.tick(residency.now)
+        path, partial, agreed, _ = self.tree.walk(self.tree.root, runs, limit)
+        if partial is not None:
+            path.append(self.cut_at(partial, agreed, now))
+        residency.reannounce(path, residency.tick(now))
+        return path
 
     def cut_at(self, node: Node, pages: int, now: float) -> Node:
         """Cut a node after its first ``pages`` pages, which alone are touched. Returns the upper part."""

@@ -5,14 +5,10 @@ from typing import Any
 
 from simpy import Event
 
-from kvsim.core.lease import Lease
 from kvsim.core.request import Request
-from kvsim.core.serving import Fetch, Load, Lower
-from kvsim.core.tier import Edge, Tier
-from kvsim.core.transfer import NO_TRANSFERS, RUN, Begin, Transfer
+from kvsim.core.tier import Edge
+from kvsim.core.transfer import Transfer
 from kvsim.core.tree import Node, RadixTree
-from kvsim.core.view import View
-from kvsim.core.watch import Watch
 from kvsim.engine.mover import Mover
 from kvsim.pages.extents import Extent
 
@@ -37,42 +33,6 @@ class BlockCopy:
     def is_load(self) -> bool:
         """Whether it goes to the GPU."""
         return not self.transfer.goes_down
-
-
-class BlockLower(Lower):
-    """What lies below the GPU: copies run as they are; the CPU pool knows its chunks itself."""
-
-    def __init__(self, gpu: Tier, watches: list[Watch]) -> None:
-        self.views = {gpu.index: View(gpu)}
-        self._in_flight: dict[Transfer, None] = {}
-        self._watches = watches
-
-    @property
-    def in_flight(self) -> dict[Transfer, None]:
-        return self._in_flight
-
-    def fetch(self, lease: Lease, pages: int, now: float) -> Fetch:
-        raise AssertionError("vLLM's CPU offloading has nothing to fetch from")
-
-    def load(self, lease: Lease, now: float, short: Transfer | None = None) -> Load:
-        raise AssertionError("vLLM's schedule decides about loads itself")
-
-    def begin(self, transfer: Transfer, now: float) -> Begin:
-        self._in_flight[transfer] = None
-        transfer.begun = True
-        for watch in self._watches:
-            watch.began(transfer)
-        return RUN
-
-    def finish(self, transfer: Transfer, now: float) -> list[Transfer]:
-        return self.abort(transfer, transfer.pages, now)
-
-    def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
-        del self._in_flight[transfer]
-        transfer.done, transfer.arrived_pages = True, pages_arrived
-        for watch in self._watches:
-            watch.ended(transfer)
-        return NO_TRANSFERS
 
 
 class CopyLines:

@@ -10,8 +10,9 @@ from kvsim.core.pool import UNLIMITED, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.tier import Edge, Tier
+from kvsim.engine.plain_lower import PlainLower
 from kvsim.engines.vllm.block_pool import BlockLease
-from kvsim.engines.vllm.copies import BlockCopy, BlockLower
+from kvsim.engines.vllm.copies import BlockCopy
 from kvsim.engines.vllm.offload import OffloadingCounts, OffloadTier
 from kvsim.engines.vllm.stepped import SteppedCache
 from kvsim.pages.extents import Extent, count_pages, every_last, split_extents
@@ -56,7 +57,7 @@ class OffloadingCache(SteppedCache):
         self.offload = OffloadTier(edge, counts, chunk_pages)
         if not self.offload.capacity:
             raise ValueError(f"tiers.cpu.capacity is less than one chunk of {chunk_pages} pages: set it higher")
-        self.lower = BlockLower(gpu, self.watches)
+        self.lower = PlainLower(gpu, self.watches)
         self.uses: dict[int, OffloadUse] = {}
         """What requests are to the CPU pool, by index, from their first look-up to their finish."""
 

@@ -1,0 +1,44 @@
+"""Tiers below a GPU whose copies an engine's own schedule decides about."""
+
+from kvsim.core.lease import Lease
+from kvsim.core.serving import Fetch, Load, Lower
+from kvsim.core.tier import Tier
+from kvsim.core.transfer import NO_TRANSFERS, RUN, Begin, Transfer
+from kvsim.core.view import View
+from kvsim.core.watch import Watch
+
+
+class PlainLower(Lower):
+    """Copies run as they are. What they mean is known to those that decide about them."""
+
+    def __init__(self, gpu: Tier, watches: list[Watch]) -> None:
+        self.views = {gpu.index: View(gpu)}
+        self._in_flight: dict[Transfer, None] = {}
+        self._watches = watches
+
+    @property
+    def in_flight(self) -> dict[Transfer, None]:
+        return self._in_flight
+
+    def fetch(self, lease: Lease, pages: int, now: float) -> Fetch:
+        raise AssertionError("the engine's schedule decides about reads itself")
+
+    def load(self, lease: Lease, now: float, short: Transfer | None = None) -> Load:
+        raise AssertionError("the engine's schedule decides about loads itself")
+
+    def begin(self, transfer: Transfer, now: float) -> Begin:
+        self._in_flight[transfer] = None
+        transfer.begun = True
+        for watch in self._watches:
+            watch.began(transfer)
+        return RUN
+
+    def finish(self, transfer: Transfer, now: float) -> list[Transfer]:
+        return self.abort(transfer, transfer.pages, now)
+
+    def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
+        self._in_flight.pop(transfer, None)
+        transfer.done, transfer.arrived_pages = True, pages_arrived
+        for watch in self._watches:
+            watch.ended(transfer)
+        return NO_TRANSFERS
