@@ -237,7 +237,7 @@ def test_counts_stay_right_while_copies_are_under_way(seed: int, write: str, loo
         request.output_tokens = max(1, request.output_tokens)
         request.output_runs = ((10**6 * (1 + request.index), random.randrange(1, 4)),)
         request.arrival_s *= random.choice([1, 10, 30])
-    rules = {"mixed_chunk": random.random() < 0.3, "schedule_conservativeness": random.choice([1.0, 0.1])}
+    rules: dict[str, Any] = {"mixed_chunk": random.random() < 0.3, "schedule_conservativeness": random.choice([1.0, 0.1])}
     hosted = Hosted(
         random.choice([24, 30, 60]), random.choice([10, 40, 200]), write=write, loop=loop, chunk=random.choice([8, 32, 8192]),
         cache_output=random.random() < 0.5, **rules,

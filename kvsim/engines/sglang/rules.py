@@ -41,10 +41,11 @@ class SGLangRules(Rules):
 
     GPU only            RadixCache (SGLang 0.5.23), as ``WholeNodeCache``; with answers or prefill chunks, ``UnifiedNodeCache``;
                         in ``kvsim simulate`` also its scheduler (``NodeSchedule``)
-    GPU, CPU and disk   UnifiedRadixCache (0.5.23), as ``UnifiedNodeCache``; the disk tier stands for SGLang's storage
+    GPU, CPU and disk   UnifiedRadixCache (0.5.23), as ``UnifiedNodeCache``; the disk tier stands for SGLang's storage. In
+                        ``kvsim simulate``, GPU and CPU with its scheduler, as ``HostedSteps``
     version=0.5.15      GPU and CPU: HiRadixCache, as ``HostedNodeCache``
 
-    With more tiers than the GPU they have no clock: simulations use kvsim's own rules with the same settings, as does
+    Simulations with a disk tier, or by version 0.5.15 with a CPU tier, use kvsim's own rules with the same settings, as does
     ``kvsim validate``.
     """
 
@@ -57,7 +58,7 @@ class SGLangRules(Rules):
     has_bigram_keys: ClassVar[bool] = True
 
     version: str = VERSIONS[0]
-    """The version of SGLang whose hierarchical cache is replayed."""
+    """The version of SGLang whose hierarchical cache is played."""
 
     load_min_tokens: int = 10
     """Shortest hit in the CPU tier that is loaded to the GPU; a shorter one is recomputed."""
