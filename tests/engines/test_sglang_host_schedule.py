@@ -30,6 +30,7 @@ from kvsim.policies.scheduling.fcfs import FCFS
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from kvsim.trace.mooncake import Mooncake
 from tests.engine.small import FOREVER, HARDWARE, MODEL
+from tests.engines.slow_unified import SlowUnified, play_alone
 from tests.engines.small import replayed
 from tests.engines.small_unified import PLACEMENTS, make_unified
 from tests.workloads import EXAMPLES, Words, random_requests
@@ -112,6 +113,23 @@ def test_with_instant_links_one_request_at_a_time_hits_what_a_replay_hits(write:
     rows = [tuple(row) for row in outcome.hit_pages[:, :2].tolist()]
     assert rows == [row[:2] for row in expected]
     assert sum(row[1] for row in rows) > 30
+
+
+@pytest.mark.parametrize("write", PLACEMENTS)
+@pytest.mark.parametrize("seed", range(EXAMPLES))
+def test_with_instant_links_hits_are_those_of_the_slow_model(seed: int, write: str) -> None:
+    """With chunks and answers, one request at a time."""
+    random = Random(seed)
+    requests = random_requests(seed, requests=80)
+    for request in requests:
+        request.output_tokens = max(1, request.output_tokens)
+        request.output_runs = ((10**6 * (1 + request.index), 4),)
+    gpu, cpu, chunk = random.choice([20, 24, 40]), random.choice([6, 20, 60, 200]), random.choice([4, 12, 16, 8192])
+    cache_output = random.random() < 0.7
+    slow = SlowUnified(gpu, cpu, write=write, page_tokens=4, cache_output=cache_output)
+    hosted = Hosted(gpu, cpu, write=write, hardware=INSTANT, chunk=chunk, cache_output=cache_output)
+    outcome = hosted.run(alone(requests))
+    assert [tuple(row[:2]) for row in outcome.hit_pages.tolist()] == play_alone(slow, requests, chunk)
 
 
 # --- times, by hand: prompts are words of pages and one token more ---------------------------------------------------------
