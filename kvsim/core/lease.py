@@ -31,7 +31,18 @@ NOTHING: Final[list[int]] = []
 """No pages at any level; shared, never modified."""
 
 
-class Lease:
+class Holder:
+    """Who pins a path of the tree down to ``node``, and has ``slots`` besides."""
+
+    __slots__ = ("node", "slots")
+
+    def __init__(self, node: Node, slots: Any) -> None:
+        self.node = node
+        """The deepest node of the pinned path."""
+        self.slots = slots
+
+
+class Lease(Holder):
     """What a request can reuse and, from admission to release, what it holds of the cache.
 
     match    ``path`` is what can be reused: ``gpu_pages`` on the GPU or arriving there, then those of tiers below, which
@@ -45,18 +56,16 @@ class Lease:
 
     __slots__ = (
         "begun_at", "below", "epoch", "gpu", "gpu_nodes", "gpu_pages", "hits", "is_finishing", "leading_pages", "loaded",
-        "loaded_pages", "loading", "missing_pages", "node", "path", "reserved_pages", "request", "rest", "slots", "states",
-        "waits", "why",
+        "loaded_pages", "loading", "missing_pages", "path", "reserved_pages", "request", "rest", "states", "waits", "why",
     )  # fmt: skip
 
     def __init__(self, request: Request, gpu: Tier, root: Node, why: int = FIRST) -> None:
+        super().__init__(root, None)
         self.request = request
         self.why = why
         """FIRST, AGAIN, KNOWN, FOR_DECODE or LOOK."""
         self.gpu = gpu
         """The GPU tier that serves the request."""
-        self.node = root
-        """The deepest node of the pinned path, after admission."""
         self.path: list[Node] = []
         self.gpu_nodes = 0
         """Number of nodes at the head of ``path`` that are on the GPU."""
@@ -67,7 +76,6 @@ class Lease:
         """Pages of the first level below the GPU before the first page that only deeper levels have."""
         self.rest: tuple[Extent, ...] = ()
         """The prompt's pages after the path; once admitted, after the pinned path."""
-        self.slots: Any = None
         self.reserved_pages = 0
         self.loading: Node | None = None
         """The last node to load, until the load is started."""

@@ -27,7 +27,7 @@ class PlainLower(Lower):
         return self._in_flight
 
     def fetch(self, lease: Lease, pages: int, now: float) -> Fetch:
-        raise AssertionError("there is no tier between to fetch into")
+        raise AssertionError("the engine's schedule decides about reads itself")
 
     def load(self, lease: Lease, now: float, short: Transfer | None = None) -> Load:
         raise AssertionError("the engine's schedule decides about loads itself")
@@ -43,7 +43,7 @@ class PlainLower(Lower):
         return self.abort(transfer, transfer.pages, now)
 
     def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
-        del self._in_flight[transfer]
+        self._in_flight.pop(transfer, None)
         transfer.done, transfer.arrived_pages = True, pages_arrived
         for watch in self._watches:
             watch.ended(transfer)

@@ -108,6 +108,11 @@ class Rules:
     cache_chunks: bool = True
     """In time: pages can be found as soon as a prefill chunk has computed them; otherwise when the whole prompt is computed."""
 
+    @property
+    def whose(self) -> str:
+        """Whose rules these are, for a line about them."""
+        return self.engine
+
     def can_cache_answers(self, command: str, tiers: Sequence[str]) -> bool:
         """Whether ``cache_output`` is supported on a command with the tiers of these names."""
         return True
@@ -117,8 +122,10 @@ class Rules:
 
         Raises ValueError for one of an engine's own settings that then has no effect.
         """
-        if self.covers(command, tiers):
-            return self
+        return self if self.covers(command, tiers) else self._own(command, tiers)
+
+    def _own(self, command: str, tiers: Sequence[str]) -> "Rules":
+        """Return kvsim's own rules instead of these. Raises ValueError for one of an engine's own settings."""
         known = {field.name for field in fields(Rules)}
         for field in fields(self):
             if field.name not in known and getattr(self, field.name) != field.default:

@@ -259,7 +259,7 @@ def _rules(config: Config, command: str, tiers: list[str]) -> tuple[Rules, str]:
         raise UsageError(with_key("rules", str(error), config["rules"])) from error
     if applied.engine == chosen.engine:
         return applied, ""
-    return applied, f"kvsim's own: those of {chosen.engine} do not cover kvsim {command} with tiers {', '.join(tiers)}"
+    return applied, f"kvsim's own: those of {chosen.whose} do not cover kvsim {command} with tiers {', '.join(tiers)}"
 
 
 def _in_equal_pages(config: Config, tiers: list[TierPlan], note: str, keys: set[str]) -> tuple[list[TierPlan], str]:

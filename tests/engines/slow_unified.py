@@ -336,3 +336,50 @@ def play_slowly(cache: SlowUnified, requests: list[Request], *, in_flight: int =
         cache.send()
         running.append(SlowRequest(prompt + tuple(pages_of(request.output_runs or ())), n, held))
     return rows
+
+
+def play_alone(cache: SlowUnified, requests: list[Request], chunk_tokens: int) -> list[tuple[int, int]]:
+    """The hits of each request on GPU and host if SGLang's scheduler serves one after another, and copies take no time.
+
+    Every pass makes room for its step: a chunk of a prompt gets a page more than it needs, and a token of an answer leaves one
+    page free.
+    """
+    rows, size = [], cache.page_tokens
+    for index, request in enumerate(requests):
+        tokens, output, prompt = request.prompt_tokens, request.output_tokens, tuple(pages_of(request.runs))
+        cache.send(), cache.step()
+        if index % 32 == 0:  # the whole queue is looked up
+            cache.find(prompt)
+        sought = prompt[: (tokens - 1) // size]
+        path = cache.find(sought)
+        l1, found = sum(node.size for node in path if node.on_gpu), path[-1].end if path else 0
+        cache.locks.append(prompt[:l1])
+        kept = l1 + (cache.load(sought, l1, found) if found > l1 else 0)
+        cache.locks.remove(prompt[:l1])
+        rows.append((l1, kept - l1))
+        cache.locks.append(prompt[:kept])
+        filled, counted = kept * size, 0
+        while filled < tokens:
+            end = min(tokens, filled + chunk_tokens)
+            cache.make_room(-(-(end - filled) // size) + 1)
+            cache.own_pages += -(-end // size) - -(-filled // size)
+            filled = end
+            if output > 1 or filled < tokens:
+                if filled < tokens:
+                    cache.send(), cache.step()
+                cache.insert(prompt[: filled // size], kept, counted)
+                cache.locks.remove(prompt[:kept])
+                kept = counted = filled // size
+                cache.locks.append(prompt[:kept])
+        cache.send()
+        for length in range(tokens, tokens + output - 1):
+            cache.send(), cache.step()
+            cache.make_room(1)
+            cache.own_pages += length % size == 0
+        whole = prompt + tuple(pages_of(request.output_runs or ())) * cache.cache_output
+        cache.insert(whole[: (tokens + output - 1) // size], kept, counted)
+        cache.find(prompt) if output > 1 else None
+        cache.own_pages = 0
+        cache.locks.remove(prompt[:kept])
+        cache.send()
+    return rows

@@ -74,8 +74,8 @@ def recount(cache: UnifiedNodeCache, held: Iterable[UnifiedLease]) -> None:
     """Recount slots, children, pins and what can be evicted."""
     held = list(held)
     nodes = list(cache.tree.root.descendants())
-    copies = [copy for _, batch in cache._copies for copy in batch] + cache._unsent
-    loads = [load for _, load in cache._loads]
+    copies = [copy for batch in cache._copies for copy in batch.carriers] + cache._unsent
+    loads = [load for batch in cache._loads for load in batch.carriers]
     pins: Counter[tuple[Node, int]] = Counter()
     for last in [lease.node for lease in held] + [carrier.nodes[-1] for carrier in (*copies, *loads)]:
         pins.update((node, GPU) for node in last.path())

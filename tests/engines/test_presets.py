@@ -76,15 +76,16 @@ def test_settings_of_the_rules_reach_the_cache() -> None:
         assert (cache._load_min_tokens, cache._recompute_last_token) == (77, False)
 
 
-def test_sglang_s_rules_are_simulated_with_a_gpu_only_and_the_result_says_so() -> None:
-    built = plan("preset=sglang_hicache", command="simulate")
-    assert built.rules == Rules(cache_output=None)
-    assert built.rules_note == "kvsim's own: those of SGLang do not cover kvsim simulate with tiers gpu, cpu"
+def test_what_sglang_s_rules_do_not_simulate_is_said_in_the_result() -> None:
+    assert isinstance(plan("preset=sglang_hicache", command="simulate").rules, SGLangRules)
+    built = plan("preset=sglang_hicache", "rules.version=0.5.15", command="simulate")
+    assert built.rules == Rules(cache_output=False)
+    assert built.rules_note == "kvsim's own: those of SGLang 0.5.15 do not cover kvsim simulate with tiers gpu, cpu"
     assert isinstance(plan("preset=sglang", command="simulate").rules, SGLangRules)
     assert plan("preset=sglang", command="simulate").rules_note == ""
     assert plan("preset=sglang", "rules=default", command="simulate").rules_note == ""
     assert plan("preset=sglang").rules_note == ""
-    assert problem("preset=sglang_hicache", "rules.load_min_tokens=5", command="simulate") == (
+    assert problem("preset=sglang_hicache", "rules.version=0.5.15", "rules.load_min_tokens=5", command="simulate") == (
         "rules.load_min_tokens has no effect on kvsim simulate with tiers gpu, cpu, which uses kvsim's own rules: leave it out"
     )
 

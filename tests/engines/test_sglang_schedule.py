@@ -438,7 +438,8 @@ def test_waiting_prompts_are_looked_up_only_if_eviction_goes_by_last_use(tmp_pat
         (["scheduling=longest_prefix", "scheduling.fcfs_above=5"], "scheduling.fcfs_above=5 is not SGLang's, which is 128"),
         (["rules.recompute_last_token=false"], "recompute_last_token=false is not supported by SGLang's schedule"),
         (["substrate=hardware"], "those of SGLang have no real memory"),
-        (["tiers.cpu.capacity=1GiB", "rules.loop=plain"], "loop has no effect"),
+        (["tiers.cpu.capacity=1GiB", "rules.version=0.5.15", "rules.loop=plain"], "loop has no effect"),
+        (["tiers.cpu.capacity=1GiB", "engine.overlap=none"], "engine.overlap=none"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(capsys: pytest.CaptureFixture[str], overrides: list[str], message: str):

@@ -1,32 +1,28 @@
 """How nodes move between the GPU, host memory and storage in SGLang's unified cache, step by step of its scheduler."""
 
 from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
+from kvsim.core.answers import whole_number
+from kvsim.core.lease import Holder
+from kvsim.core.request import Request
+from kvsim.core.rules import CacheSetup
 from kvsim.core.serving import RulesError
-from kvsim.core.tier import CPU, DISK, GPU, Edge, Tier
+from kvsim.core.tier import CPU, DISK, GPU
 from kvsim.core.tree import READY, Carrier, Node
 from kvsim.core.victims import check_enough, victim, victims
+from kvsim.engines.sglang.carriers import Batch, Copying, Loading, Storing
 from kvsim.engines.sglang.storage import Storage
-from kvsim.engines.sglang.whole_nodes import NodeLease, WholeNodeCache
-
-
-class Copying(Carrier):
-    """A node that is being copied to the host, in as many parts as it has been cut into since."""
-
-
-class Loading(Carrier):
-    """Nodes that are being loaded to the GPU, from the top down."""
-
-
-class Storing(Carrier):
-    """A node whose host copy has to stay for now, in as many parts as it has been cut into since."""
+from kvsim.engines.sglang.whole_nodes import WholeNodeCache
+from kvsim.pages.extents import Extent, split_extents
 
 
 class MovingNodeCache(WholeNodeCache):
     """``WholeNodeCache`` with a host and, below it, storage. A node is on the GPU, on the host or on both.
 
     step            a copy or a load is acknowledged ``copy_steps`` steps of the scheduler after it began, at the earliest in the
-                    next one
+                    next one; with ``UNTIL_LANDED``, in the first step after its batch has landed
     copy            after a use, if placement wants it: the node and all above it that the host lacks, topmost first, up to the
                     first without room. Until it is acknowledged, the node and all above it stay on the GPU
     load            everything that only the host has of a path, or nothing if the GPU has no room. It stays until acknowledged
@@ -44,21 +40,30 @@ class MovingNodeCache(WholeNodeCache):
     """
 
     def __init__(
-        self, tiers: list[Tier], edge: Edge | None, page_tokens: int, *, recompute_last_token: bool = True, copy_steps: int = 0
+        self, setup: CacheSetup, *, recompute_last_token: bool = True, copy_steps: int = 0, load_min_tokens: int = 10
     ) -> None:
-        """``edge`` joins GPU and host; None if there is no host. Storage, if there is any, is the tier below the host."""
-        super().__init__(tiers, page_tokens, recompute_last_token=recompute_last_token)
+        """The first edge joins GPU and host; there is no host without one. Storage, if there is any, is the tier below the host.
+
+        ``copy_steps`` is ``UNTIL_LANDED`` where someone else makes the copies. ``load_min_tokens``: the shortest load.
+        """
+        tiers, edge = setup.tiers, setup.edges[0] if setup.edges else None
+        super().__init__(tiers, setup.page_tokens, recompute_last_token=recompute_last_token)
         self.edge = edge
         self.cpu = tiers[CPU] if edge else tiers[GPU]
         self.storage = Storage(tiers[DISK]) if len(tiers) > DISK else None
         self._writes_back = edge is not None and not edge.copies_nodes
         self._copy_steps = copy_steps
+        self._load_min_tokens = load_min_tokens
+        self._prefetch = setup.prefetch
+        self._prefetch_name = f"the prefetch policy {type(setup.prefetch).__name__}"
         self._step = 0
         self._unsent: list[Copying] = []
         """Copies that begin when the current request is computed or finished."""
-        self._copies: deque[tuple[int, list[Copying]]] = deque()
-        """Copies under way, with the step that acknowledges them."""
-        self._loads: deque[tuple[int, Loading]] = deque()
+        self._unloaded: list[Loading] = []
+        """Loads that begin when the current request is admitted."""
+        self._copies: deque[Batch] = deque()
+        """Copies under way."""
+        self._loads: deque[Batch] = deque()
         self._to_store: list[Storing] = []
         self._on_both: dict[Node, None] = {}
         """With write-back: nodes on GPU and host, in the order in which they came to be on both. One that has left the GPU or
@@ -71,28 +76,58 @@ class MovingNodeCache(WholeNodeCache):
         """Whether copies or loads are under way."""
         return bool(self._copies or self._loads)
 
+    def under_way(self) -> tuple[list[Carrier], list[Carrier], list[Carrier]]:
+        """Return what is decided or under way: copies to the host, loads to the GPU, and what is to be stored."""
+        copies = [copy for batch in self._copies for copy in batch.carriers]
+        loads = [load for batch in self._loads for load in batch.carriers]
+        return [*copies, *self._unsent], [*loads, *self._unloaded], list(self._to_store)
+
     def take_step(self) -> None:
         """Carry out a step of the scheduler: acknowledge copies and loads, and store what was copied in the steps before."""
         self._step += 1
         self.store_copied()
-        while self._copies and self._copies[0][0] <= self._step:
-            for copy in self._copies.popleft()[1]:
+        while self._copies and self._copies[0].due_step <= self._step:
+            for copy in self._copies.popleft().carriers:
                 self._detach(copy)
                 self._copied(copy.nodes)
                 self.residency.unpin(copy.nodes[-1], self.gpu)
-        while self._loads and self._loads[0][0] <= self._step:
-            load = self._loads.popleft()[1]
-            self._detach(load)
-            self.residency.unpin(load.nodes[-1], self.gpu)
-            for node in reversed(load.nodes):
-                self._unpin_host(node)
-                self._register(node)
+        while self._loads and self._loads[0].due_step <= self._step:
+            for load in self._loads.popleft().carriers:
+                self._end_load(load)
 
-    def send_copies(self) -> None:
-        """Begin the copies that were decided on."""
-        if self._unsent:
-            self._copies.append((self._step + self._copy_steps, self._unsent))
-            self._unsent = []
+    def _end_load(self, load: Carrier) -> None:
+        self._detach(load)
+        self.residency.unpin(load.nodes[-1], self.gpu)
+        for node in reversed(load.nodes):
+            self._unpin_host(node)
+            self._register(node)
+
+    def settle(self) -> None:
+        """Acknowledge all that is under way, as if it had landed."""
+        self.send_copies()
+        self.send_loads()
+        for batch in (*self._copies, *self._loads):
+            batch.land()
+        self.take_step()
+        self.store_copied()
+        self._on_both.clear()
+
+    def send_copies(self) -> Batch | None:
+        """Begin the copies that were decided on. Returns them, if there are any."""
+        decided, self._unsent = self._unsent, []
+        return self._send(decided, self._copies)
+
+    def send_loads(self) -> Batch | None:
+        """Begin the loads that were decided on. Returns them, if there are any."""
+        decided, self._unloaded = self._unloaded, []
+        return self._send(decided, self._loads)
+
+    def _send(self, decided: Sequence[Carrier], line: deque[Batch]) -> Batch | None:
+        if not decided:
+            return None
+        batch = Batch(decided, self._step + self._copy_steps)
+        line.append(batch)
+        return batch
 
     def store_copied(self) -> None:
         """Store what has been copied to the host; from now on it may leave the host."""
@@ -147,6 +182,46 @@ class MovingNodeCache(WholeNodeCache):
         else:
             self._on_both.pop(node, None)
 
+    # --- paths ---------------------------------------------------------------------------------------------------------------
+
+    def enter(self, lease: Holder, runs: tuple[Extent, ...], counted: int) -> None:
+        """Extend a request's path to these pages, which it has computed or loaded.
+
+        Nodes that end within its first ``counted`` pages have had its hit.
+        """
+        residency = self.residency
+        now, at = residency.tick(residency.now), 0
+        path, partial, agreed, _ = self.tree.walk(self.tree.root, runs)
+        for node in path:
+            if not any(node.state):
+                break  # evicted from the host, to make room for a copy of a node above it
+            at = self._pass(lease, node, now, counted)
+        if partial is not None and any(partial.state):
+            now = residency.tick(now)
+            at = self._pass(lease, self.cut_at(partial, agreed, now), now, counted)
+        rest = split_extents(runs, at)[1]
+        if rest:
+            now = residency.tick(now)
+            self.add_leaf(lease, rest, now)
+            self.offer(lease.node, now)
+
+    def _pass(self, lease: Holder, node: Node, now: float, counted: int) -> int:
+        """Let an insert pass a node. Returns the pages up to its end."""
+        gpu, held = self.gpu, lease.node
+        if node.depth >= held.depth + held.pages:
+            mine, lease.slots = gpu.pool.split(lease.slots, node.pages)
+            if node.state[GPU]:
+                self.residency.give(gpu, mine)
+                self.pin_known(lease, node, now)
+            else:
+                self.arrive(lease, node, mine, now)
+                self._register(node)
+        node.last_used = now
+        end = node.depth + node.pages
+        if end > counted:
+            self.use(node, now)
+        return end
+
     # --- down ----------------------------------------------------------------------------------------------------------------
 
     def use(self, node: Node, now: float) -> None:
@@ -195,10 +270,22 @@ class MovingNodeCache(WholeNodeCache):
 
     # --- up ------------------------------------------------------------------------------------------------------------------
 
-    def load(self, lease: NodeLease, nodes: list[Node], pages: int) -> bool:
+    def load_back(self, lease: Holder, request: Request, hosted: list[Node]) -> int:
+        """Load what only the host has of the path that a request has found, if that is wanted. Returns the number of pages."""
+        gpu_pages = lease.node.depth + lease.node.pages
+        pages = sum([node.pages for node in hosted])
+        if not pages or pages * self.page_tokens < self._load_min_tokens:
+            return 0
+        if self._prefetch is not None:
+            answer: Any = self._prefetch.load(request, gpu_pages, pages, 0)
+            if whole_number(self._prefetch_name, "load()", answer, pages) < pages:
+                return 0
+        return pages if self.load(lease, hosted, pages) else 0
+
+    def load(self, lease: Holder, nodes: list[Node], pages: int) -> bool:
         """Load nodes that only the host has, ``pages`` pages in all, and extend the request's path by them.
 
-        Returns False if the GPU has no room for all of them.
+        ``send_loads`` begins the load. Returns False if the GPU has no room for all of them.
         """
         gpu, now = self.gpu, self.residency.now
         for node in nodes:
@@ -214,10 +301,10 @@ class MovingNodeCache(WholeNodeCache):
         load = Loading(list(nodes))
         self._attach(load)
         self.residency.pin(lease.node, gpu)
-        self._loads.append((self._step + self._copy_steps, load))
+        self._unloaded.append(load)
         return True
 
-    def arrive(self, lease: NodeLease, node: Node, slots: object, now: float) -> None:
+    def arrive(self, lease: Holder, node: Node, slots: object, now: float) -> None:
         """Give a node that only the host has a GPU copy, and extend the request's path by it."""
         self._pin_host(node)
         self.residency.add_incoming(node, self.gpu, slots)
@@ -241,6 +328,7 @@ class MovingNodeCache(WholeNodeCache):
                 self._demote(node)
             elif edge.wants_evicted(node, now) and self._copy(node, now):
                 self._copied([node])
+                self.wrote_back(node)
                 self._demote(node)
             elif any(below.pins[CPU] for below in node.descendants()):
                 kept.append(node)
@@ -257,12 +345,19 @@ class MovingNodeCache(WholeNodeCache):
         """Take GPU slots for a request whose admission has found that there is room."""
         gpu = self.gpu
         self.make_room(pages, now)
-        if gpu.pool.free < pages:
-            raise RulesError(
-                f"tiers.cpu.capacity: {gpu.evictable_pages:,} pages cannot leave the GPU: host memory has no room for them, and "
-                "what follows on them is being stored; increase it"
-            )
+        self.check_room(pages)
         return self.residency.take(gpu, pages)
+
+    def check_room(self, pages: int) -> None:
+        """Raise RulesError if so many pages are not free after ``make_room``."""
+        if self.gpu.pool.free < pages:
+            raise RulesError(
+                f"tiers.cpu.capacity: {self.gpu.evictable_pages:,} pages cannot leave the GPU: host memory has no room for them, "
+                "and what follows on them is being stored; increase it"
+            )
+
+    def wrote_back(self, node: Node) -> None:
+        """A node has been copied to the host at its eviction. A hook for those that make the copies."""
 
     def _demote(self, node: Node) -> None:
         """Let a node leave the GPU that stays on the host."""

@@ -88,9 +88,9 @@ class NodeQueue(JobQueue):
         found: dict[Job, int] = {}
         heads = set[int]()
         for job in self._jobs:
-            tokens, _ = self._cache.find(job.request, job.target_tokens)
-            found[job] = min(tokens, job.target_tokens - 1)
-            if tokens <= SHARED_TOKENS:
+            cached = self._cache.find(job.request, job.target_tokens)
+            found[job] = min(cached.tokens, job.target_tokens - 1)
+            if cached.gpu_tokens <= SHARED_TOKENS:
                 head = self._cache.page_at(job.request, SHARED_TOKENS, job.target_tokens)
                 if head in heads:
                     found[job] = -1
@@ -102,7 +102,7 @@ class NodeQueue(JobQueue):
         ending: dict[Node, list[Job]] = {}
         weights: dict[Node, int] = {}
         for job in self._jobs:
-            _, end = self._cache.find(job.request, job.target_tokens)
+            end = self._cache.find(job.request, job.target_tokens).node
             ending.setdefault(end, []).append(job)
         for end, jobs in ending.items():
             node: Node | None = end

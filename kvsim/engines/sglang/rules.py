@@ -1,7 +1,7 @@
 """The rules of SGLang's radix cache and of its hierarchical cache."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from kvsim.core.rules import IN_TIME, OWN, CacheSetup, Rules
@@ -10,12 +10,14 @@ from kvsim.core.tier import CPU, DISK, Edge
 from kvsim.engine.schedule import LOOPS, Parts
 from kvsim.engines.sglang.budget import PassSettings
 from kvsim.engines.sglang.hosted_nodes import HostedNodeCache
+from kvsim.engines.sglang.hosted_steps import HostedSteps
 from kvsim.engines.sglang.queue import check_policy
 from kvsim.engines.sglang.schedule import NodeSchedule
 from kvsim.engines.sglang.stateful_nodes import StatefulNodeCache
 from kvsim.engines.sglang.stepped import SteppedNodes
 from kvsim.engines.sglang.unified_nodes import UnifiedNodeCache
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
+from kvsim.errors import UsageError
 from kvsim.hardware.tier_kinds import kind_of
 from kvsim.numbers import Real, Whole, check_settings
 
@@ -39,10 +41,11 @@ class SGLangRules(Rules):
 
     GPU only            RadixCache (SGLang 0.5.23), as ``WholeNodeCache``; with answers or prefill chunks, ``UnifiedNodeCache``;
                         in ``kvsim simulate`` also its scheduler (``NodeSchedule``)
-    GPU, CPU and disk   UnifiedRadixCache (0.5.23), as ``UnifiedNodeCache``; the disk tier stands for SGLang's storage
+    GPU, CPU and disk   UnifiedRadixCache (0.5.23), as ``UnifiedNodeCache``; the disk tier stands for SGLang's storage. In
+                        ``kvsim simulate``, GPU and CPU with its scheduler, as ``HostedSteps``
     version=0.5.15      GPU and CPU: HiRadixCache, as ``HostedNodeCache``
 
-    With more tiers than the GPU they have no clock: simulations use kvsim's own rules with the same settings, as does
+    Simulations with a disk tier, or by version 0.5.15 with a CPU tier, use kvsim's own rules with the same settings, as does
     ``kvsim validate``.
     """
 
@@ -56,7 +59,7 @@ class SGLangRules(Rules):
     has_bigram_keys: ClassVar[bool] = True
 
     version: str = VERSIONS[0]
-    """The version of SGLang whose hierarchical cache is replayed."""
+    """The version of SGLang whose hierarchical cache is played."""
 
     load_min_tokens: int = 10
     """Shortest hit in the CPU tier that is loaded to the GPU; a shorter one is recomputed."""
@@ -107,11 +110,20 @@ class SGLangRules(Rules):
         """Whether the cache is that of SGLang 0.5.23."""
         return self.version == VERSIONS[0]
 
+    @property
+    def whose(self) -> str:
+        return self.engine if self.is_unified else f"{self.engine} {self.version}"
+
     def can_cache_answers(self, command: str, tiers: Sequence[str]) -> bool:
         return self.is_unified
 
+    def for_command(self, command: str, tiers: Sequence[str]) -> Rules:
+        return self if self.covers(command, tiers) else replace(self, version=VERSIONS[0])._own(command, tiers)
+
     def covers(self, command: str, tiers: Sequence[str]) -> bool:
-        return command not in IN_TIME or command == "simulate" and list(tiers) == ["gpu"]
+        if command not in IN_TIME:
+            return True
+        return command == "simulate" and (list(tiers) == ["gpu"] or self.is_unified and list(tiers) == ["gpu", "cpu"])
 
     def check(self, command: str, tiers: Sequence[str]) -> None:
         super().check(command, tiers)
@@ -143,12 +155,21 @@ class SGLangRules(Rules):
             )
 
     def cache(self, setup: CacheSetup) -> SteppedNodes:
-        return SteppedNodes(setup.tiers[0], setup.page_tokens, caches_answers=bool(self.cache_output))
+        tiers, answers = setup.tiers, bool(self.cache_output)
+        if not setup.edges:
+            return SteppedNodes(tiers[0], setup.page_tokens, caches_answers=answers)
+        if tiers[CPU].level != CPU:
+            raise ValueError(f"an engine of SGLang has its own CPU memory: set tiers.cpu.scope=engine, {OWN}")
+        _check_placement(setup.edges[0])
+        _check_below(setup.edges)
+        return HostedSteps(setup, caches_answers=answers, load_min_tokens=self.load_min_tokens)
 
     def scheduler(self) -> Callable[[Parts], NodeSchedule]:
         return self._schedule
 
     def _schedule(self, parts: Parts) -> NodeSchedule:
+        if not parts.is_layerwise and parts.cache.lower is not None:
+            raise UsageError("engine.overlap=none: SGLang computes a layer as soon as its pages have arrived: leave it out")
         settings = PassSettings(
             looks_ahead=self.loop == "overlap",
             mixed_chunk=self.mixed_chunk,

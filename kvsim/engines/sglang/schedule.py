@@ -2,9 +2,11 @@
 
 from typing import Any, cast
 
+from simpy import Event
+
 from kvsim.core.lease import LOST, RETRACTED
 from kvsim.core.request import Request
-from kvsim.core.transfer import Transfer
+from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.engine.frontend import Frontend
 from kvsim.engine.job import ENDED, PREFILLING, Job
 from kvsim.engine.job import LOST as GIVEN_UP
@@ -44,6 +46,8 @@ class NodeSchedule(Schedule):
         self.queue = NodeQueue(parts.scheduling, cache)
         self.waiting = WaitingRequests(cache, parts.gpu, parts.mover, parts.prefetching, self.queue, parts.wake)
         self.declared = DeclaredAnswers(settings.declared_tokens, self.pool.capacity * self.page_tokens, self.page_tokens)
+        self.copies = cache.copies(parts.mover)
+        self.prefetching = parts.prefetching
         self.ratio = TokenRatio(settings.conservativeness)
         self.running = RunningBatch(cache, looks_ahead=settings.looks_ahead)
         self.chunked: Job | None = None
@@ -78,7 +82,7 @@ class NodeSchedule(Schedule):
         raise AssertionError("SGLang's schedule takes no requests from other engines")
 
     def transfer_ended(self, transfer: Transfer) -> bool:
-        return False
+        return True
 
     def takes(self, request: Request) -> bool:
         return self.declared.takes(request)
@@ -86,10 +90,17 @@ class NodeSchedule(Schedule):
     # --- a pass --------------------------------------------------------------------------------------------------------------
 
     def form(self) -> Any:
-        yield from ()  # a pass takes no time
-        return self._form()
+        step = self._form()
+        yield from self.copies.carry_out()  # otherwise, a pass takes no time
+        if step is not None:
+            self.copies.mark(step.work)
+        return step
+
+    def began(self, step: Step, done: Event) -> None:
+        self.copies.began(done)
 
     def _form(self) -> NodeStep | None:
+        self.copies.begin_pass(is_computing=self._under_way is not None)
         self._gather()
         step = self._form_prefill() or self._form_decode()
         if step is None and self._under_way is None and not self.running:
@@ -152,6 +163,7 @@ class NodeSchedule(Schedule):
             self._admit(budget, chunks)
         if not chunks:
             return None
+        loads = self.copies.loads()
         new_tokens = sum([chunk.end - chunk.begin for chunk in chunks])
         pages = new_tokens if self.page_tokens == 1 else -(-new_tokens // self.page_tokens) + len(chunks)
         self.cache.make_room(pages)
@@ -159,7 +171,7 @@ class NodeSchedule(Schedule):
             self.cache.hold((chunk.lease,), chunk.end - chunk.lease.tokens)
             chunk.job.computed = chunk.begin
             chunk.lease.flying += chunk.is_last
-        return self._step(chunks, self._mix() if self.settings.mixed_chunk else [])
+        return self._step(chunks, self._mix() if self.settings.mixed_chunk else [], loads)
 
     def _continue_chunked(self, job: Job, budget: PassBudget, chunks: list[Chunk]) -> None:
         """Plan the next chunk of the prompt that is computed in several steps."""
@@ -191,17 +203,21 @@ class NodeSchedule(Schedule):
                 self.running.is_full = True
                 break
             lease = cast(NodesLease, cache.match(job.request, self.gpu, job.why, job.target_tokens))
-            found, loose = lease.gpu_pages * self.page_tokens, cache.loose_pages(lease) * self.page_tokens
+            page_tokens = self.page_tokens
+            found, loose = lease.gpu_pages * page_tokens, cache.loose_pages(lease) * page_tokens
             answer = min(max(self.declared.of(job.request) - job.generated, 0), MOST_PROMISED)
-            if job.target_tokens - found + answer + self.page_tokens >= self._available - loose - budget.promised:
+            if job.target_tokens - found + answer + page_tokens >= self._available - loose - budget.promised:
                 self.running.is_full = bool(chunks or self.running)
                 cache.refuse(lease)
                 break
+            found += lease.lower_pages * page_tokens
             end = budget.cut(found, job.target_tokens, is_first=not chunks)
             if end <= found:
                 cache.refuse(lease)
                 break
             self._begin(job, lease)
+            if lease.filled < found:  # what the host has was not loaded
+                end = budget.cut(lease.filled, job.target_tokens, is_first=not chunks)
             self._plan(job, lease, end, budget, chunks)
             if self._available - budget.promised <= 0:
                 self.running.is_full = bool(chunks or self.running)
@@ -217,7 +233,7 @@ class NodeSchedule(Schedule):
         job.times.has_pages(self.env.now)
         if not job.is_counted:
             job.is_counted, job.counted = True, lease
-            self.frontend.book.hit(job.request, (lease.gpu_pages,), self.number)
+            self.frontend.book.hit(job.request, self.prefetching.hits(lease, None), self.number)
 
     # --- answers -------------------------------------------------------------------------------------------------------------
 
@@ -236,12 +252,10 @@ class NodeSchedule(Schedule):
             return None
         if self.running.has_room(self.running.answers):
             self.ratio.decay()
-        elif has_left:
+        elif has_left or not self._retract():
             return None
-        else:
-            self._retract()
         step = self._step([], self.running.take_tokens())
-        if self._leap is None and not self._may_admit:
+        if self._leap is None and not self._may_admit and not self.copies.is_moving:
             self._extend(step)
         return step
 
@@ -260,17 +274,22 @@ class NodeSchedule(Schedule):
             step.work.max_steps = steps
             self._leap = step
 
-    def _retract(self) -> None:
-        """Retract requests, first those with the shortest answers, of these the longest prompts, until the others have room."""
+    def _retract(self) -> bool:
+        """Retract requests, first those with the shortest answers, of these the longest prompts, until the others have room.
+
+        Returns False if the last one has none before copies have ended.
+        """
         order = sorted(self.running.answers, key=lambda one: (one[0].generated, -one[0].request.prompt_tokens), reverse=True)
         is_first = True
         while len(order) > 1 and (is_first or not self.running.has_room(order)):
             is_first = False
             self._give_up(order.pop()[0])
             self.cache.make_room(-(-len(order) * RETRACT_STEPS // self.page_tokens))
-        assert self.running.has_room(order), "a request does not fit although it is alone"
+        has_room = self.running.has_room(order)
+        assert has_room or self.copies.is_moving, "a request does not fit although it is alone"
         self.running.replace(order)
         self.ratio.estimate([job.generated for job, _ in order], [lease.declared for _, lease in order])
+        return has_room
 
     def _give_up(self, job: Job) -> None:
         """Give back a request's pages, and put it at the end of the queue."""
@@ -283,13 +302,14 @@ class NodeSchedule(Schedule):
 
     # --- steps ---------------------------------------------------------------------------------------------------------------
 
-    def _step(self, chunks: list[Chunk], answers: list[Answer]) -> NodeStep:
-        step = NodeStep(chunks, answers, decode_step=self._decode_steps, engine=self.number)
+    def _step(self, chunks: list[Chunk], answers: list[Answer], loads: list[Transfer] = NO_TRANSFERS) -> NodeStep:
+        step = NodeStep(chunks, answers, loads, decode_step=self._decode_steps, engine=self.number)
         self._decode_steps += bool(answers)
         return step
 
     def ended(self, step: Step, steps: int) -> None:
         done = cast(NodeStep, step)
+        self.copies.step_ended()
         if self._under_way is done:
             self._under_way = None
         if self._leap is done:
@@ -307,6 +327,9 @@ class NodeSchedule(Schedule):
                     self._finish(job, lease)
         if self._under_way is not None and self._has_ended:  # a step that was formed before they ended
             self._under_way.work.decoding = [job for job, lease in self._under_way.answers if job.lease is lease]
+        self.copies.decided(is_computing=self._under_way is not None)
+        if self._under_way is not None:
+            self.copies.mark(self._under_way.work)
 
     def _repeat(self, leap: NodeStep, steps: int) -> None:
         """Record that a leap has repeated its step; the step formed meanwhile is made after that."""
@@ -355,6 +378,7 @@ class NodeSchedule(Schedule):
         self.running.replace([])
         self.chunked = None
         self._last = self._under_way = self._leap = None
+        self.copies.stop()
         self.ratio.reset()
         return jobs
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from math import inf
-from typing import cast
+from typing import NamedTuple, cast
 
 from kvsim.core.lease import FINISHED, FIRST, LOOK, LOST, Lease
 from kvsim.core.request import Request
@@ -10,6 +10,8 @@ from kvsim.core.serving import CLAIMED, Claim, Growth, ServedCache
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.core.tree import Node
+from kvsim.engine.mover import Mover
+from kvsim.engines.sglang.node_copies import NodeCopies
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
 from kvsim.pages.extents import Extent, join_extents, split_extents
 
@@ -38,6 +40,14 @@ class NodesLease(Lease):
         return self.node.depth + self.node.pages
 
 
+class Found(NamedTuple):
+    """What a look-up for the order of the queue has found: tokens, those of them on the GPU, and the last node there."""
+
+    tokens: int
+    gpu_tokens: int
+    node: Node
+
+
 class SteppedNodes(ServedCache):
     """The radix cache of SGLang 0.5.23 on one GPU tier, call by call. Its tree is that of a replay (``WholeNodeCache``).
 
@@ -52,14 +62,15 @@ class SteppedNodes(ServedCache):
     Without ``caches_answers``, answers are left out.
     """
 
-    def __init__(self, gpu: Tier, page_tokens: int, *, caches_answers: bool) -> None:
+    def __init__(self, gpu: Tier, page_tokens: int, *, caches_answers: bool, nodes: WholeNodeCache | None = None) -> None:
+        """``nodes`` has more tiers than the GPU; None: there are no others."""
         self.takes_pages_late, self.pauses_after_retraction = False, True
-        self.nodes = WholeNodeCache([gpu], page_tokens)
+        self.nodes = nodes or WholeNodeCache([gpu], page_tokens)
         self.residency = self.nodes.residency
         self.lower = None
         self.watches = []
         self.gpu = gpu
-        self.tiers = [gpu]
+        self.tiers = self.nodes.tiers
         self.page_tokens = page_tokens
         self.leases = {}
         self._caches_answers = caches_answers
@@ -71,13 +82,24 @@ class SteppedNodes(ServedCache):
         tokens = tokens or request.prompt_tokens
         lease = NodesLease(request, self.gpu, self.tree.root, why)
         path, rest = self._follow(request, tokens if why == LOOK else tokens - 1)
-        lease.set_match(path, path[-1].depth + path[-1].pages if path else 0, rest)
-        if path:
-            lease.node = path[-1]
+        on_gpu = self._on_gpu(path)
+        end = self._end_of(on_gpu)
+        lease.set_match(path, end.depth + end.pages, rest)
+        lease.node, lease.gpu_nodes = end, len(on_gpu)
+        if len(path) > len(on_gpu):
+            lease.leading_pages = path[-1].depth + path[-1].pages - lease.gpu_pages
+            lease.below = [0, lease.leading_pages]
         if why != LOOK:
             for watch in self.watches:
                 watch.matched(lease)
         return lease
+
+    def _on_gpu(self, path: list[Node]) -> list[Node]:
+        """Return the nodes of a path that are on the GPU."""
+        return path
+
+    def _end_of(self, path: list[Node]) -> Node:
+        return path[-1] if path else self.tree.root
 
     def _path(self, request: Request) -> tuple[Extent, ...]:
         """Return the pages of a request that can be entered into the tree."""
@@ -91,20 +113,20 @@ class SteppedNodes(ServedCache):
 
         n tokens make n keys or, with ``bigram``, n - 1 pairs.
         """
-        residency, nodes = self.residency, self.nodes
-        now = residency.tick(residency.now)
-        runs, _ = split_extents(self._path(request), max(0, tokens - request.bigram) // self.page_tokens)
-        path, partial, agreed, rest = residency.tree.walk(residency.tree.root, runs)
-        if partial is not None:
-            path.append(nodes.cut_at(partial, agreed, now))
-        nodes.touch(path, now)
-        return path, rest
+        runs = self._pages_of(request, tokens)
+        path = self.nodes.find(runs)
+        end = self._end_of(path)
+        return path, split_extents(runs, end.depth + end.pages)[1]
 
-    def find(self, request: Request, tokens: int) -> tuple[int, Node]:
-        """Look up a request's first ``tokens`` tokens for the order of the queue. Returns the tokens found, and the last node."""
-        path, _ = self._follow(request, tokens)
-        node = path[-1] if path else self.tree.root
-        return (node.depth + node.pages) * self.page_tokens, node
+    def _pages_of(self, request: Request, tokens: int) -> tuple[Extent, ...]:
+        """Return the whole pages of a request's first ``tokens`` tokens."""
+        return split_extents(self._path(request), max(0, tokens - request.bigram) // self.page_tokens)[0]
+
+    def find(self, request: Request, tokens: int) -> Found:
+        """Look up a request's first ``tokens`` tokens for the order of the queue."""
+        path = self.nodes.find(self._pages_of(request, tokens))
+        last, node, page_tokens = self._end_of(path), self._end_of(self._on_gpu(path)), self.page_tokens
+        return Found((last.depth + last.pages) * page_tokens, (node.depth + node.pages) * page_tokens, node)
 
     def page_at(self, request: Request, shared_tokens: int, tokens: int) -> int | None:
         """Return the page with the last of a request's first ``shared_tokens`` tokens: requests that share it share these tokens.
@@ -123,26 +145,34 @@ class SteppedNodes(ServedCache):
     # --- admission and pages -------------------------------------------------------------------------------------------------
 
     def loose_pages(self, lease: Lease) -> int:
-        """Return how many of the pages that a request has found no one else pins."""
-        return sum([node.pages for node in lease.path if not node.pins[self.gpu.index]])
+        """Return how many of the GPU's pages that a request has found no one else pins."""
+        return sum([node.pages for node in lease.path[: lease.gpu_nodes] if not node.pins[self.gpu.index]])
 
     def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0, in_all: int = 0) -> bool:
-        """Pin what the request has found. Its scheduler has checked that there is room."""
+        """Pin what the request has found, and load what only the host has. Its scheduler has checked that there is room."""
         held = cast(NodesLease, lease)
         self.residency.tick(now)
         self.residency.notices.request(lease.request, self.residency.now, self.gpu)
         self.residency.pin(held.node, self.gpu)
+        self._load(held)
         held.tokens = held.filled = held.kept_pages * self.page_tokens
         held.slots = self.residency.take(self.gpu, 0)
         self.leases[lease] = None
         if self.watches:
-            self._tell_admission(lease, pages, load_pages, is_admitted=True)
+            self._tell_admission(lease, pages, held.loaded_pages, is_admitted=True)
         return True
+
+    def _load(self, lease: NodesLease) -> None:
+        """Load what only tiers below have of the pages found."""
 
     def refuse(self, lease: Lease) -> None:
         """Tell watches that a request has been looked up and is not admitted."""
         if self.watches:
             self._tell_admission(lease, 0, 0, is_admitted=False)
+
+    def copies(self, mover: Mover) -> NodeCopies:
+        """Return the copies that an engine's passes decide about."""
+        return NodeCopies()
 
     def claim(self, lease: Lease, now: float) -> Claim:
         """Do nothing: nothing was promised."""
@@ -177,8 +207,8 @@ class SteppedNodes(ServedCache):
         self.store(cast(NodesLease, lease), cast(NodesLease, lease).tokens, now)
         return NO_TRANSFERS
 
-    def store(self, lease: NodesLease, tokens: int, now: float, *, counts_hits: bool = True) -> None:
-        """Enter a request's first ``tokens`` tokens, in whole pages, and pin them. ``counts_hits``: as a use by this request."""
+    def store(self, lease: NodesLease, tokens: int, now: float) -> None:
+        """Enter a request's first ``tokens`` tokens, in whole pages, and pin them."""
         residency, gpu = self.residency, self.gpu
         residency.tick(now)
         path, rest = self._follow(lease.request, tokens)
@@ -186,8 +216,7 @@ class SteppedNodes(ServedCache):
         if (duplicates := found - lease.kept_pages) > 0:
             copies, lease.slots = gpu.pool.split(lease.slots, duplicates)
             residency.give(gpu, copies)
-        if counts_hits:
-            self._count(lease, path, found)
+        self._count(lease, path, found)
         before, node = lease.node, path[-1] if path else self.tree.root
         residency.pin(node, gpu)
         if rest:

@@ -1,6 +1,6 @@
 """What a pass of SGLang's scheduler has formed: a step, or a leap of decode steps that are alike."""
 
-from kvsim.core.transfer import NO_TRANSFERS
+from kvsim.core.transfer import Transfer
 from kvsim.engine.job import Job
 from kvsim.engine.schedule import Step
 from kvsim.engine.substrate import Work
@@ -28,7 +28,9 @@ class NodeStep(Step):
 
     __slots__ = ("answers", "chunks")
 
-    def __init__(self, chunks: list[Chunk], answers: list[Answer], *, decode_step: int, engine: int) -> None:
+    def __init__(
+        self, chunks: list[Chunk], answers: list[Answer], loads: list[Transfer], *, decode_step: int, engine: int
+    ) -> None:
         work = Work(
             decode_requests=len(answers),
             decode_context_tokens=sum([lease.tokens for _, lease in answers]) - len(answers),
@@ -41,6 +43,6 @@ class NodeStep(Step):
             work.chunks = [(chunk.end - chunk.begin, chunk.begin) for chunk in chunks]
             work.sampled_tokens = sum([chunk.is_last for chunk in chunks])
             work.prefilling = [(chunk.job, chunk.end - chunk.begin) for chunk in chunks]
-        super().__init__(work, NO_TRANSFERS)
+        super().__init__(work, loads)
         self.chunks = chunks
         self.answers = answers

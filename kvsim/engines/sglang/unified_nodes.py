@@ -67,16 +67,12 @@ class UnifiedNodeCache(MovingNodeCache):
     ) -> None:
         """``counts_unmatched`` makes room on the host for all pages of the prompt that a look-up has not found, before it is
         known how many of them storage has."""
-        edge = setup.edges[0] if setup.edges else None
         super().__init__(
-            setup.tiers, edge, setup.page_tokens, recompute_last_token=recompute_last_token, copy_steps=setup.copy_steps
+            setup, recompute_last_token=recompute_last_token, copy_steps=setup.copy_steps, load_min_tokens=load_min_tokens
         )
         self.prefetch_counts = PrefetchCounts()
-        self._prefetch = setup.prefetch
-        self._prefetch_name = f"the prefetch policy {type(setup.prefetch).__name__}"
         self._chunk_pages = setup.prefill_chunk_tokens // setup.page_tokens or UNLIMITED
         self._cache_output = cache_output
-        self._load_min_tokens = load_min_tokens
         self._counts_unmatched = counts_unmatched
         self._running = 0
         self._waiting: UnifiedLease | None = None
@@ -110,7 +106,9 @@ class UnifiedNodeCache(MovingNodeCache):
         self.residency.pin_path(on_gpu, self.gpu, gpu_pages)
         if on_gpu:
             lease.node = on_gpu[-1]
-        lease.hits = self._hits(lease, gpu_pages, self._load(lease, path[len(on_gpu) :]))
+        loaded_pages = self.load_back(lease, request, path[len(on_gpu) :])
+        self.send_loads()
+        lease.hits = self._hits(lease, gpu_pages, loaded_pages)
         lease.slots = self.take(pages - sum(lease.hits), self.residency.now)
         self._prefill(lease, sum(lease.hits))
         return lease
@@ -120,7 +118,7 @@ class UnifiedNodeCache(MovingNodeCache):
         residency, prompt_pages = self.residency, lease.prompt_pages
         if self._cache_output:
             end = count_pages(lease.runs)
-            self._insert(lease, end, prompt_pages)
+            self.enter(lease, lease.runs, prompt_pages)
             if end > prompt_pages:
                 now = residency.tick(residency.now)
                 for node in lease.node.path():
@@ -152,25 +150,7 @@ class UnifiedNodeCache(MovingNodeCache):
 
     def _look_up(self, lease: UnifiedLease) -> list[Node]:
         """Return the nodes of a prompt that are cached, and refresh them. The last is cut where the look-up ends."""
-        residency = self.residency
-        now = residency.tick(residency.now)
-        path, partial, agreed, _ = self.tree.walk(self.tree.root, lease.runs, lease.lookup_pages)
-        if partial is not None:
-            path.append(self.cut_at(partial, agreed, now))
-        residency.reannounce(path, residency.tick(now))
-        return path
-
-    def _load(self, lease: UnifiedLease, hosted: list[Node]) -> int:
-        """Load what only the host has of the path found. Returns the number of pages loaded."""
-        gpu_pages = lease.node.depth + lease.node.pages
-        pages = sum([node.pages for node in hosted])
-        if not pages or pages * self.page_tokens < self._load_min_tokens:
-            return 0
-        if self._prefetch is not None:
-            answer: Any = self._prefetch.load(lease.request, gpu_pages, pages, 0)
-            if whole_number(self._prefetch_name, "load()", answer, pages) < pages:
-                return 0
-        return pages if self.load(lease, hosted, pages) else 0
+        return self.find(lease.runs, lease.lookup_pages)
 
     def _hits(self, lease: UnifiedLease, gpu_pages: int, loaded_pages: int) -> tuple[int, int, int]:
         """Return the hits by tier, and count what the request uses of the pages that storage has brought."""
@@ -262,46 +242,8 @@ class UnifiedNodeCache(MovingNodeCache):
         while True:
             done = min(done + self._chunk_pages, total)
             end = min(done, prompt_pages)
-            self._insert(lease, end, counted)
+            self.enter(lease, split_extents(lease.runs, end)[0], counted)
             if done == total:
                 break
             counted = end
         self.send_copies()
-
-    def _insert(self, lease: UnifiedLease, end: int, counted: int) -> None:
-        """Extend a request's path to its first ``end`` pages, which it has computed or loaded.
-
-        Nodes that end within its first ``counted`` pages have had its hit.
-        """
-        residency = self.residency
-        now, at = residency.tick(residency.now), 0
-        runs = split_extents(lease.runs, end)[0]
-        path, partial, agreed, _ = self.tree.walk(self.tree.root, runs)
-        for node in path:
-            if not any(node.state):
-                break  # evicted from the host, to make room for a copy of a node above it
-            at = self._pass(lease, node, now, counted)
-        if partial is not None and any(partial.state):
-            now = residency.tick(now)
-            at = self._pass(lease, self.cut_at(partial, agreed, now), now, counted)
-        if at < end:
-            now = residency.tick(now)
-            self.add_leaf(lease, split_extents(runs, at)[1], now)
-            self.offer(lease.node, now)
-
-    def _pass(self, lease: UnifiedLease, node: Node, now: float, counted: int) -> int:
-        """Let an insert pass a node. Returns the pages up to its end."""
-        gpu, held = self.gpu, lease.node
-        if node.depth >= held.depth + held.pages:
-            mine, lease.slots = gpu.pool.split(lease.slots, node.pages)
-            if node.state[GPU]:
-                self.residency.give(gpu, mine)
-                self.pin_known(lease, node, now)
-            else:
-                self.arrive(lease, node, mine, now)
-                self._register(node)
-        node.last_used = now
-        end = node.depth + node.pages
-        if end > counted:
-            self.use(node, now)
-        return end

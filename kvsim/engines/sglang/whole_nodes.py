@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from kvsim.core.lease import Holder
+from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.serving import Server
@@ -11,16 +13,15 @@ from kvsim.core.victims import check_enough, victim, victims
 from kvsim.pages.extents import Extent, count_pages
 
 
-class NodeLease:
+class NodeLease(Holder):
     """What a running request holds: a pinned path down to ``node``, and slots for its answer and a partial page."""
 
-    __slots__ = ("hits", "node", "request", "slots")
+    __slots__ = ("hits", "request")
 
     def __init__(self, request: Request, node: Node, hits: tuple[int, int, int], slots: Any) -> None:
+        super().__init__(node, slots)
         self.request = request
-        self.node = node
         self.hits = hits
-        self.slots = slots
 
 
 class WholeNodeCache(Server):
@@ -87,6 +88,16 @@ class WholeNodeCache(Server):
             path.append(self.cut_at(partial, agreed, now))
         return path, rest, now
 
+    def find(self, runs: tuple[Extent, ...], limit: int = UNLIMITED) -> list[Node]:
+        """Return the nodes cached of a path's first ``limit`` pages, and refresh them. The last is cut where they end."""
+        residency = self.residency
+        now = residency.tick(residency.now)
+        path, partial, agreed, _ = self.tree.walk(self.tree.root, runs, limit)
+        if partial is not None:
+            path.append(self.cut_at(partial, agreed, now))
+        residency.reannounce(path, residency.tick(now))
+        return path
+
     def cut_at(self, node: Node, pages: int, now: float) -> Node:
         """Cut a node after its first ``pages`` pages, which alone are touched. Returns the upper part."""
         node.last_used = now
@@ -139,13 +150,13 @@ class WholeNodeCache(Server):
         self.residency.notices.hits(path, now)
         return rest
 
-    def pin_known(self, lease: NodeLease, node: Node, now: float) -> None:
+    def pin_known(self, lease: Holder, node: Node, now: float) -> None:
         """Extend a request's pinned path by a node that is on the GPU."""
         node.last_used = now
         self.residency.pin_alone(node, self.gpu)
         lease.node = node
 
-    def add_leaf(self, lease: NodeLease, extents: tuple[Extent, ...], now: float) -> None:
+    def add_leaf(self, lease: Holder, extents: tuple[Extent, ...], now: float) -> None:
         """Add a node for the pages that the cache lacks, in slots of the request."""
         gpu, parent = self.gpu, lease.node
         pages = extents[0][1] if len(extents) == 1 else count_pages(extents)

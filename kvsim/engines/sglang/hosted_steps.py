@@ -1,0 +1,185 @@
+"""SGLang's unified cache as its scheduler calls it in time: what GPU and host have, and the copies between them."""
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+from simpy import Event
+
+from kvsim.core.plain_lower import PlainLower
+from kvsim.core.rules import CacheSetup
+from kvsim.core.tier import GPU, Edge, Tier
+from kvsim.core.transfer import Transfer
+from kvsim.core.tree import Node
+from kvsim.engine.mover import Mover
+from kvsim.engine.substrate import Work
+from kvsim.engines.sglang.carriers import UNTIL_LANDED, Batch
+from kvsim.engines.sglang.moving_nodes import MovingNodeCache
+from kvsim.engines.sglang.node_check import check_nodes
+from kvsim.engines.sglang.node_copies import NodeCopies
+from kvsim.engines.sglang.stepped import NodesLease, SteppedNodes
+
+
+class NodeTransfer(Transfer):
+    """Pages of nodes that are copied as one. At its end, ``batch`` has landed; None: nobody waits for that."""
+
+    __slots__ = ("batch",)
+
+    def __init__(self, edge: Edge, node: Node, batch: Batch | None, *, goes_down: bool) -> None:
+        super().__init__(edge, [node], goes_down=goes_down)
+        self.batch = batch
+
+
+class HostLower(PlainLower):
+    """The host below a GPU: the ends of copies are acknowledged in the next pass."""
+
+    def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
+        batch = cast(NodeTransfer, transfer).batch
+        if batch is not None:
+            batch.land()
+        return super().abort(transfer, pages_arrived, now)
+
+
+class TimedNodes(MovingNodeCache):
+    """``MovingNodeCache`` whose copies take time."""
+
+    def __init__(self, setup: CacheSetup, load_min_tokens: int) -> None:
+        super().__init__(setup, copy_steps=UNTIL_LANDED, load_min_tokens=load_min_tokens)
+        self.written_back: list[int] = []
+        """Pages of each node that has been copied at its eviction."""
+
+    def wrote_back(self, node: Node) -> None:
+        self.written_back.append(node.pages)
+
+
+class HostedSteps(SteppedNodes):
+    """``SteppedNodes`` with a host. Its tree and its rules are those of a replay (``MovingNodeCache``).
+
+    match     finds nodes on the GPU, then those that only the host has
+    admit     loads the latter, all or none
+    copies    decides about copies while nodes are entered and evicted; ``transfer`` makes one of them
+    """
+
+    def __init__(self, setup: CacheSetup, *, caches_answers: bool, load_min_tokens: int) -> None:
+        self.moving = TimedNodes(setup, load_min_tokens)
+        super().__init__(setup.tiers[GPU], setup.page_tokens, caches_answers=caches_answers, nodes=self.moving)
+        self.lower = HostLower(self.gpu, self.watches)
+        self._edge = setup.edges[0]
+
+    def copies(self, mover: Mover) -> "HostCopies":
+        return HostCopies(self, mover)
+
+    def transfer(self, pages: int, batch: Batch | None, *, goes_down: bool) -> NodeTransfer:
+        """Return the transfer that copies so many pages."""
+        return NodeTransfer(self._edge, Node((), pages, 0, None, self.tree, 0.0), batch, goes_down=goes_down)
+
+    def _on_gpu(self, path: list[Node]) -> list[Node]:
+        return [node for node in path if node.state[GPU]]
+
+    def _load(self, lease: NodesLease) -> None:
+        lease.loaded_pages = self.moving.load_back(lease, lease.request, lease.path[lease.gpu_nodes :])
+
+    def make_room(self, pages: int) -> bool:
+        self.moving.make_room(pages, self.residency.now)
+        return self.gpu.pool.free >= pages
+
+    def hold(self, leases: Iterable[NodesLease], more_tokens: int) -> None:
+        size, holding = self.page_tokens, list(leases)
+        self.moving.check_room(sum([-(-(lease.tokens + more_tokens) // size) + (-lease.tokens // size) for lease in holding]))
+        super().hold(holding, more_tokens)
+
+    def store(self, lease: NodesLease, tokens: int, now: float) -> None:
+        request = lease.request
+        self.residency.tick(now)
+        self.moving.enter(lease, self._pages_of(request, tokens), lease.counted_pages)
+        lease.counted_pages = max(lease.counted_pages, lease.kept_pages)
+        if tokens > request.prompt_tokens:
+            self._follow(request, request.prompt_tokens)
+
+    def reset(self, gpu: Tier | None = None, now: float = 0.0) -> None:
+        self.moving.settle()
+        super().reset(gpu, now)
+
+    def check(self) -> None:
+        for lease in self.leases:
+            held = cast(NodesLease, lease)
+            own = self.gpu.pool.count(held.slots)
+            assert held.kept_pages + own == -(-held.tokens // self.page_tokens), "a request has too few or too many pages"
+        check_nodes(self.moving, list(self.leases))
+
+
+class HostCopies(NodeCopies):
+    """The copies between GPU and host, which run beside the steps.
+
+    writes      those of a step's results are one copy, which begins after the step that is under way by then
+    loads       those of a pass are one copy, which begins with its step
+    write-back  begins after the step under way; the pass waits for it
+    """
+
+    def __init__(self, cache: HostedSteps, mover: Mover) -> None:
+        self.cache = cache
+        self._mover = mover
+        self._following: list[Transfer] = []
+        """Begin when the step under way has ended."""
+        self._written_back: list[Transfer] = []
+        """What this pass has to wait for."""
+        self._is_computing = False
+        self._computed: Event | None = None
+        """The end of the step that has begun last."""
+
+    @property
+    def is_moving(self) -> bool:
+        return self.cache.moving.is_moving
+
+    def begin_pass(self, *, is_computing: bool) -> None:
+        self._is_computing = is_computing
+        self.decided(is_computing=is_computing)
+        self.cache.moving.take_step()
+
+    def decided(self, *, is_computing: bool) -> None:
+        batch = self.cache.moving.send_copies()
+        if batch is not None:
+            self._submit(self.cache.transfer(batch.pages, batch, goes_down=True), is_computing=is_computing)
+
+    def _submit(self, transfer: Transfer, *, is_computing: bool) -> None:
+        if is_computing:
+            self._following.append(transfer)
+        else:
+            self._mover.submit([transfer])
+
+    def loads(self) -> list[Transfer]:
+        batch = self.cache.moving.send_loads()
+        if batch is None:
+            return []
+        load = self.cache.transfer(batch.pages, batch, goes_down=False)
+        load.after = self._take_written_back().copy()
+        self._submit(load, is_computing=self._is_computing)
+        return [load]
+
+    def _take_written_back(self) -> list[Transfer]:
+        """Return the write-backs of this pass so far."""
+        moving = self.cache.moving
+        self._written_back += [self.cache.transfer(pages, None, goes_down=True) for pages in moving.written_back]
+        moving.written_back = []
+        return self._written_back
+
+    def carry_out(self) -> Any:
+        copies, self._written_back = self._take_written_back(), []
+        if copies and self._is_computing and self._computed is not None and not self._computed.processed:
+            yield self._computed
+        self._mover.submit(copies)
+        for copy in copies:
+            if not copy.done:
+                yield self._mover.end_of(copy)
+
+    def mark(self, work: Work) -> None:
+        work.has_copies = self._mover.begins_copies(self.cache.gpu.owner)
+
+    def began(self, done: Event) -> None:
+        self._computed = done
+
+    def step_ended(self) -> None:
+        following, self._following = self._following, []
+        self._mover.submit(following)
+
+    def stop(self) -> None:
+        self._following, self._written_back, self._computed = [], [], None

@@ -1,0 +1,274 @@
+"""``rules=sglang`` in a simulation with host memory: copies take the time of the links, and hits are those of a replay."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from kvsim.cluster.cluster import Cluster
+from kvsim.core.pool import SlotPool
+from kvsim.core.request import Request
+from kvsim.core.rules import CacheSetup
+from kvsim.core.tier import Tier, chain
+from kvsim.core.transfer import Transfer
+from kvsim.core.watch import Watch
+from kvsim.engine.engine import Engine, EngineSettings
+from kvsim.engine.outcome import Outcome
+from kvsim.engine.prefetching import Prefetching
+from kvsim.engines.sglang.hosted_steps import HostedSteps
+from kvsim.engines.sglang.rules import SGLangRules
+from kvsim.engines.sglang.schedule import NodeSchedule
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.prefetch.base import Offer
+from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.policies.scheduling.fcfs import FCFS
+from kvsim.substrate.simulated.substrate import SimulatedSubstrate
+from kvsim.trace.mooncake import Mooncake
+from tests.engine.small import FOREVER, HARDWARE, MODEL
+from tests.engines.slow_unified import SlowUnified, play_alone
+from tests.engines.small import replayed
+from tests.engines.small_unified import PLACEMENTS, make_unified
+from tests.workloads import EXAMPLES, Words, random_requests
+
+TRACE = Path(__file__).parents[2] / ".." / "shared" / "traces" / "mooncake_conversation_trace.jsonl.gz"
+INSTANT: dict[str, Any] = {
+    **HARDWARE,
+    "host_to_device_bytes_per_s": FOREVER,
+    "device_to_host_bytes_per_s": FOREVER,
+    "both_directions_bytes_per_s": FOREVER,
+}
+
+
+class Log(Watch):
+    """Notes when each transfer begins and ends, in seconds."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.copies: list[tuple[str, int, float, float]] = []
+        """(source-target, pages, begin, end) by end."""
+        self._began: dict[Transfer, float] = {}
+
+    def began(self, transfer: Transfer) -> None:
+        self._began[transfer] = self.env.now
+
+    def ended(self, transfer: Transfer) -> None:
+        self.copies.append((transfer.name, transfer.pages, round(self._began[transfer], 6), round(self.env.now, 6)))
+
+
+class Hosted:
+    """An engine on which a page takes 4 s to compute and 1 s to copy, unless ``hardware`` says otherwise."""
+
+    def __init__(
+        self, gpu: int, cpu: int, *, write: str = "write_through", page_tokens: int = 4, hardware: dict[str, Any] = HARDWARE,
+        chunk: int = 8192, load_min_tokens: int = 0, cache_output: bool = False, **rules: Any,
+    ) -> None:  # fmt: skip
+        tiers = []
+        for index, capacity in enumerate([gpu, cpu]):
+            policy = LRU()
+            policy.bind(PolicyContext(tier=index, capacity_pages=capacity, page_tokens=page_tokens))
+            tiers.append(Tier(("gpu", "cpu")[index], index, SlotPool(capacity), policy))
+        placement = PLACEMENTS[write]()
+        placement.bind(PolicyContext(tier=1, upper_tier=0, page_tokens=page_tokens))
+        settings = SGLangRules(**{"loop": "plain", **rules}, load_min_tokens=load_min_tokens, cache_output=cache_output)
+        cache = settings.cache(CacheSetup(tiers=tiers, edges=chain(tiers, [placement]), page_tokens=page_tokens))
+        assert isinstance(cache, HostedSteps)
+        self.cache = cache
+        substrate = SimulatedSubstrate(MODEL, HardwareSpec(**hardware), page_tokens, links="fifo")
+        self.log = Log(substrate.env)
+        cache.watch(self.log)
+        prefetching = Prefetching(cache, NoPrefetch(), Offer)
+        engine = EngineSettings(max_batch_tokens=chunk)
+        self.engine = Engine(substrate, cache, prefetching, engine, FCFS(), schedule=settings.scheduler())
+
+    def run(self, requests: Sequence[Request]) -> Outcome:
+        outcome = Cluster([self.engine]).run(list(requests))
+        self.cache.check()
+        assert not self.cache.leases
+        return outcome
+
+
+def alone(requests: Sequence[Request]) -> list[Request]:
+    """The same requests, each long after the one before it has finished."""
+    return [replace(request, arrival_s=1e7 * at, index=at) for at, request in enumerate(requests)]
+
+
+# --- hits ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loop", ["plain", "overlap"])
+@pytest.mark.parametrize("write", PLACEMENTS)
+def test_with_instant_links_one_request_at_a_time_hits_what_a_replay_hits(write: str, loop: str) -> None:
+    """A prompt needs one page more than it has: the replay gives it to the answer, the engine's pass makes room for it."""
+    trace = Mooncake(path=str(TRACE), limit=800).load(512).requests
+    trace = [request for request in trace if request.prompt_tokens < 100_000]
+    played = [replace(request, output_tokens=512, index=at) for at, request in enumerate(trace)]
+    expected = replayed(make_unified(1000, 3000, write=write, page_tokens=512, cache_output=False), played)
+    hosted = Hosted(1000, 3000, write=write, page_tokens=512, hardware=INSTANT, chunk=512 * 512, loop=loop)
+    outcome = hosted.run(alone([replace(request, output_tokens=1) for request in trace]))
+    rows = [tuple(row) for row in outcome.hit_pages[:, :2].tolist()]
+    assert rows == [row[:2] for row in expected]
+    assert sum(row[1] for row in rows) > 30
+
+
+@pytest.mark.parametrize("write", PLACEMENTS)
+@pytest.mark.parametrize("seed", range(EXAMPLES))
+def test_with_instant_links_hits_are_those_of_the_slow_model(seed: int, write: str) -> None:
+    """With chunks and answers, one request at a time."""
+    random = Random(seed)
+    requests = random_requests(seed, requests=80)
+    for request in requests:
+        request.output_tokens = max(1, request.output_tokens)
+        request.output_runs = ((10**6 * (1 + request.index), 4),)
+    gpu, cpu, chunk = random.choice([20, 24, 40]), random.choice([6, 20, 60, 200]), random.choice([4, 12, 16, 8192])
+    cache_output = random.random() < 0.7
+    slow = SlowUnified(gpu, cpu, write=write, page_tokens=4, cache_output=cache_output)
+    hosted = Hosted(gpu, cpu, write=write, hardware=INSTANT, chunk=chunk, cache_output=cache_output)
+    outcome = hosted.run(alone(requests))
+    assert [tuple(row[:2]) for row in outcome.hit_pages.tolist()] == play_alone(slow, requests, chunk)
+
+
+# --- times, by hand: prompts are words of pages and one token more ---------------------------------------------------------
+
+OFTEN = 1_000.0
+"""Seconds after which everything before has ended."""
+
+
+def words(*timed: tuple[float, str], output: int = 1) -> list[Request]:
+    ids = Words()
+    return [ids.request(word, page_tokens=4, tail=1, output=output, index=at, arrival_s=s) for at, (s, word) in enumerate(timed)]
+
+
+def first_tokens(hosted: Hosted, requests: list[Request]) -> list[float]:
+    """When each first token appears, in seconds."""
+    outcome = hosted.run(requests)
+    return [round(at, 6) for at in (outcome.arrival_s + outcome.ttft_s).tolist()]
+
+
+def test_a_copy_follows_the_results_of_its_step() -> None:
+    hosted = Hosted(20, 20)
+    assert first_tokens(hosted, words((0, "abc"), (20, "x"), (OFTEN, "y"))) == [13, 25, OFTEN + 5]
+    assert hosted.log.copies[:2] == [("gpu-cpu", 3, 13, 16), ("gpu-cpu", 1, 25, 26)]
+
+
+def test_with_the_overlap_loop_a_copy_follows_the_step_that_is_under_way_by_then() -> None:
+    """The prompt is computed until 13, and the step of its second token, which is formed by then, until 14."""
+    hosted = Hosted(20, 20, loop="overlap")
+    assert first_tokens(hosted, words((0, "abc"), (OFTEN, "z"), output=2)) == [13, OFTEN + 5]
+    assert hosted.log.copies[0] == ("gpu-cpu", 3, 14, 17)
+
+
+def test_chunks_that_enter_in_a_pass_are_copied_after_its_step() -> None:
+    """Chunks end at 8, 16 and 17. Each enters in the next pass or, the last one, with its results."""
+    hosted = Hosted(20, 20, chunk=8)
+    assert first_tokens(hosted, words((0, "abcd"), (OFTEN, "z"))) == [17, OFTEN + 5]
+    assert hosted.log.copies[:2] == [("gpu-cpu", 2, 16, 18), ("gpu-cpu", 2, 17, 20)]
+
+
+def test_what_is_being_copied_stays_on_the_gpu() -> None:
+    """The second prompt fits when the copy of the first has ended, at 16."""
+    assert first_tokens(Hosted(6, 20), words((0, "abc"), (14, "uvw"))) == [13, 16 + 13]
+    fast = {**HARDWARE, "device_to_host_bytes_per_s": FOREVER, "both_directions_bytes_per_s": FOREVER}
+    assert first_tokens(Hosted(6, 20, hardware=fast), words((0, "abc"), (14, "uvw"))) == [13, 14 + 13]
+
+
+@pytest.mark.parametrize("loop", ["plain", "overlap"])
+def test_a_step_follows_its_load_layer_by_layer(loop: str) -> None:
+    """Three pages land after 3 s; the last of four layers is then computed in a quarter of the second that one token takes."""
+    hosted = Hosted(6, 20, loop=loop)
+    assert first_tokens(hosted, words((0, "abc"), (OFTEN, "uvw"), (2 * OFTEN, "abc")))[2] == 2 * OFTEN + 3.25
+    assert ("cpu-gpu", 3, 2 * OFTEN, 2 * OFTEN + 3) in hosted.log.copies
+
+
+def test_the_loads_of_a_pass_are_one_copy() -> None:
+    """Five pages land after 5 s; the second of two tokens is computed with the first."""
+    hosted = Hosted(12, 20)
+    found = words((0, "abc"), (OFTEN, "de"), (2 * OFTEN, "uvwxyz123"), (3 * OFTEN, "abc"), (3 * OFTEN, "de"))
+    assert first_tokens(hosted, found)[3:] == [3 * OFTEN + 5.5] * 2
+    assert ("cpu-gpu", 5, 3 * OFTEN, 3 * OFTEN + 5) in hosted.log.copies
+
+
+def test_a_load_that_follows_a_step_begins_when_that_has_ended() -> None:
+    """``q`` is computed until 1005, and its second token until 1006. A pass that begins with the latter admits ``abc``."""
+    hosted = Hosted(10, 20, loop="overlap")
+    requests = words((0, "abc"), (100, "uvwxyz"), (OFTEN, "q"), (OFTEN + 0.5, "abc"))
+    requests[2].output_tokens = 2
+    assert first_tokens(hosted, requests)[2:] == [OFTEN + 5, OFTEN + 9.25]
+    assert ("cpu-gpu", 3, OFTEN + 6, OFTEN + 9) in hosted.log.copies
+
+
+def test_a_short_hit_in_the_host_is_computed_again() -> None:
+    hosted = Hosted(6, 20, load_min_tokens=13)
+    assert first_tokens(hosted, words((0, "abc"), (OFTEN, "uvw"), (2 * OFTEN, "abc")))[2] == 2 * OFTEN + 13
+
+
+def test_selective_writes_leave_out_what_was_used_once() -> None:
+    """``abc`` is gone when ``uvw`` has taken its place; used twice, it is loaded again."""
+    once = words((0, "abc"), (OFTEN, "uvw"), (2 * OFTEN, "abc"))
+    assert first_tokens(Hosted(6, 20, write="write_through_selective"), once)[2] == 2 * OFTEN + 13
+    twice = words((0, "abc"), (OFTEN, "abc"), (2 * OFTEN, "uvw"), (3 * OFTEN, "abc"))
+    assert first_tokens(Hosted(6, 20, write="write_through_selective"), twice)[3] == 3 * OFTEN + 3.25
+
+
+@pytest.mark.parametrize("loop", ["plain", "overlap"])
+def test_a_pass_waits_for_what_it_writes_back(loop: str) -> None:
+    """The second prompt needs the pages of the first one, which are copied in 3 s."""
+    hosted = Hosted(6, 20, write="write_back", loop=loop)
+    assert first_tokens(hosted, words((0, "abc"), (OFTEN, "uvw")))[1] == OFTEN + 3 + 13
+    assert hosted.log.copies == [("gpu-cpu", 3, OFTEN, OFTEN + 3)]
+
+
+def test_a_load_waits_for_what_makes_room_for_it() -> None:
+    """Three pages are written back, three are loaded after that, and one token is computed."""
+    hosted = Hosted(6, 20, write="write_back")
+    found = words((0, "abc"), (OFTEN, "uvw"), (2 * OFTEN, "z"), (3 * OFTEN, "abc"))
+    assert first_tokens(hosted, found)[3] == 3 * OFTEN + 3 + 3.25
+    assert ("cpu-gpu", 3, 3 * OFTEN + 3, 3 * OFTEN + 6) in hosted.log.copies
+
+
+def test_answers_are_copied_and_loaded() -> None:
+    ids = Words()
+    asked = ids.request("ab", page_tokens=4, output=9, index=0)
+    asked.output_runs = ((2, 2),)
+    assert ids.pages("abcd") == [0, 1, 2, 3]
+    again = ids.request("abcd", page_tokens=4, tail=1, output=1, index=2, arrival_s=2 * OFTEN)
+    other = ids.request("uvwxy", page_tokens=4, tail=1, output=1, index=1, arrival_s=OFTEN)
+    hosted = Hosted(8, 20, cache_output=True)
+    outcome = hosted.run([asked, other, again])
+    assert outcome.hit_pages[2].tolist()[:2] == [0, 4]
+
+
+# --- any workload --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loop", ["plain", "overlap"])
+@pytest.mark.parametrize("write", PLACEMENTS)
+@pytest.mark.parametrize("seed", range(EXAMPLES))
+def test_counts_stay_right_while_copies_are_under_way(seed: int, write: str, loop: str) -> None:
+    random = Random(seed)
+    requests = random_requests(seed, requests=60)
+    for request in requests:
+        request.output_tokens = max(1, request.output_tokens)
+        request.output_runs = ((10**6 * (1 + request.index), random.randrange(1, 4)),)
+        request.arrival_s *= random.choice([1, 10, 30])
+    rules: dict[str, Any] = {"mixed_chunk": random.random() < 0.3, "schedule_conservativeness": random.choice([1.0, 0.1])}
+    hosted = Hosted(
+        random.choice([24, 30, 60]), random.choice([10, 40, 200]), write=write, loop=loop, chunk=random.choice([8, 32, 8192]),
+        cache_output=random.random() < 0.5, **rules,
+    )  # fmt: skip
+    schedule = hosted.engine.schedule
+    assert isinstance(schedule, NodeSchedule)
+    gather = schedule._gather
+
+    def checked() -> None:
+        gather()
+        hosted.cache.check()
+
+    schedule._gather = checked  # type: ignore[method-assign]
+    outcome = hosted.run(requests)
+    assert (outcome.status == 0).sum() > 50
+    assert hosted.log.copies or write != "write_through"
