@@ -12,6 +12,7 @@ from simpy import Event
 import kvsim
 from kvsim.engine.substrate import Work
 from kvsim.engine.watch import EngineWatch
+from kvsim.engines.sglang import running
 from kvsim.engines.sglang.rules import SGLangRules
 from kvsim.engines.sglang.running import steps_with_room
 from kvsim.policies.routing.round_robin import RoundRobin
@@ -128,3 +129,37 @@ def test_steps_with_room_are_counted_exactly(page_tokens: int):
             left -= sum((tokens + steps) % page_tokens == 0 for tokens in held)
             steps += 1
         assert steps_with_room(held, free, page_tokens) == steps
+
+
+@pytest.mark.skipif(not running.__file__.endswith(".py"), reason="a method of a compiled class cannot be replaced")
+@pytest.mark.parametrize("placement", ["write_through", "write_through_selective", "write_back"])
+@pytest.mark.parametrize("loop", ["overlap", "plain"])
+def test_leaps_beside_copies_are_steps(placement: str, loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conversations that come back while others decode, on a GPU for a few of them and a host for most."""
+    random = Random(7)
+    prompts, answers, arrivals_s, now = [], [], [], 0.0
+    chats: list[list[int]] = [[] for _ in range(10)]
+    for _ in range(120):
+        chat = random.choice(chats)
+        chat += [random.randrange(10**6) for _ in range(random.randrange(20, 160))]
+        prompts.append(list(chat))
+        answers.append([random.randrange(10**6) for _ in range(random.randrange(1, 120))])
+        chat += answers[-1]
+        if len(chat) > 1200:
+            chat.clear()
+        now += random.choice([0.0, 0.1, 1.0])
+        arrivals_s.append(now)
+    trace = kvsim.trace_from_tokens(prompts, answers=answers, arrivals_s=arrivals_s, page_tokens=16)
+    settings = (
+        "preset=sglang_hicache", f"placement={placement}", f"rules.loop={loop}", "tiers.gpu.capacity=250pages",
+        "tiers.cpu.capacity=700pages", "hardware.host_to_device_bytes_per_s=2e8", "hardware.device_to_host_bytes_per_s=2e8",
+        "hardware.both_directions_bytes_per_s=4e8", "engine.max_batch_tokens=512",
+    )  # fmt: skip
+    in_leaps = kvsim.simulate(trace, *settings, "timeline=true").outcome
+    monkeypatch.setattr(running.RunningBatch, "repetitions", lambda batch: 0)
+    in_steps = kvsim.simulate(trace, *settings, "timeline=true").outcome
+    assert in_leaps.hit_pages.tolist() == in_steps.hit_pages.tolist()
+    for times in ("ttft_s", "e2e_s"):
+        assert getattr(in_leaps, times).tolist() == pytest.approx(getattr(in_steps, times).tolist(), rel=0, abs=1e-9)
+    assert in_leaps.hit_pages[:, 1].sum() > 500
+    assert len(in_leaps.timeline.batches) < 0.8 * len(in_steps.timeline.batches)
