@@ -18,6 +18,7 @@ from kvsim.core.watch import Watch
 from kvsim.engine.engine import Engine, EngineSettings
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
+from kvsim.engines.sglang import schedule
 from kvsim.engines.sglang.hosted_steps import HostedSteps
 from kvsim.engines.sglang.rules import SGLangRules
 from kvsim.engines.sglang.schedule import NodeSchedule
@@ -245,6 +246,7 @@ def test_answers_are_copied_and_loaded() -> None:
 # --- any workload --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(not schedule.__file__.endswith(".py"), reason="a method of a compiled class cannot be replaced")
 @pytest.mark.parametrize("loop", ["plain", "overlap"])
 @pytest.mark.parametrize("write", PLACEMENTS)
 @pytest.mark.parametrize("seed", range(EXAMPLES))
@@ -260,15 +262,15 @@ def test_counts_stay_right_while_copies_are_under_way(seed: int, write: str, loo
         random.choice([24, 30, 60]), random.choice([10, 40, 200]), write=write, loop=loop, chunk=random.choice([8, 32, 8192]),
         cache_output=random.random() < 0.5, **rules,
     )  # fmt: skip
-    schedule = hosted.engine.schedule
-    assert isinstance(schedule, NodeSchedule)
-    gather = schedule._gather
+    served = hosted.engine.schedule
+    assert isinstance(served, NodeSchedule)
+    gather = served._gather
 
     def checked() -> None:
         gather()
         hosted.cache.check()
 
-    schedule._gather = checked  # type: ignore[method-assign]
+    served._gather = checked  # type: ignore[method-assign]
     outcome = hosted.run(requests)
     assert (outcome.status == 0).sum() > 50
     assert hosted.log.copies or write != "write_through"
