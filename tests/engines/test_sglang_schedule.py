@@ -242,7 +242,7 @@ def test_the_schedule_is_that_of_the_slow_model(tmp_path: Path, seed: int, loop:
         page_tokens = random.choice([1, 1, 2, 16, 32])
         declared = random.choice([None, None, 60])
         longest = max(line["input_length"] + max(line["output_length"], declared or 0) for line in lines)
-        capacity = longest + 2 * page_tokens + 4 + random.choice([0, 10, 60, 150, 400, 2000])
+        capacity = longest + 3 * page_tokens + 4 + random.choice([0, 10, 60, 150, 400, 2000])
         chunks = random.random() < 0.8
         settings = {
             "mixed": chunks and random.random() < 0.4,
