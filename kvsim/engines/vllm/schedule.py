@@ -64,6 +64,8 @@ class BlockSchedule(Schedule):
         self._has_finished = False
         """Whether a request has finished since the last pass."""
         self._steps_out = 0
+        self._has_reported = False
+        """Whether the end of a copy has taken effect since the last pass."""
         self._was_empty = False
         """Whether the last pass computed nothing."""
         self._chunks: list[Chunk] = []
@@ -121,7 +123,7 @@ class BlockSchedule(Schedule):
         if not self._has_work:
             return None
         step = self._pass()
-        self._has_finished = False
+        self._has_finished = self._has_reported = False
         for copy in self.offloads.launch(step.chunks, self._preempted):
             if not copy.transfer.done:
                 yield self.mover.end_of(copy.transfer)
@@ -133,9 +135,13 @@ class BlockSchedule(Schedule):
         return step
 
     def _poll(self) -> Any:
-        """Wait for the next poll or, if only the end of a copy or an arrival changes anything, for the first one after that."""
+        """Wait for the next poll or, if only the end of a copy or an arrival changes anything, for the first one after that.
+
+        What the last pass has heard of, or has preempted, changes what the next one does.
+        """
         at_s = self.env.now + POLL_S
-        is_settled = not (self.running or self._has_finished or any(served.is_loaded for served in self.loading))
+        has_news = self._has_finished or self._has_reported or self._preempted
+        is_settled = not (self.running or has_news or any(served.is_loaded for served in self.loading))
         if is_settled and self.offloads.only_waits:
             yield self._woken()
             while at_s < self.env.now:
@@ -335,6 +341,7 @@ class BlockSchedule(Schedule):
             if chunk.samples and served.job.phase != GIVEN_UP:
                 self._appear(served)
         self.offloads.report(done.reported)
+        self._has_reported = self._has_reported or bool(done.reported)
 
     def _appear(self, served: Served) -> None:
         """Record the next token of an answer. A request that was preempted meanwhile gets its token, too."""
