@@ -290,6 +290,7 @@ class SlowOffloadSchedule:
         for one in list(self.running):
             if one in self.running and self.budget and not one.is_last_out and not self.serve(one):
                 break
+        self.passed: list[Served] = []
         if not self.preempted:
             while self.admit_next():
                 pass
@@ -330,7 +331,7 @@ class SlowOffloadSchedule:
         for one in [*self.loading, *self.waiting]:
             if not self.budget or len(self.running) == self.max_running:
                 return False
-            if one.phase == LOADING or one.in_flight:
+            if one.phase == LOADING or one.in_flight or one in self.passed:
                 continue
             if one.phase == LOADED:
                 self.end_load(one)
@@ -342,6 +343,7 @@ class SlowOffloadSchedule:
             hits = self.find(one)
             chunks = self.find_below(one, len(hits))
             if chunks is None:
+                self.passed.append(one)  # not tried again in this pass, though others may have brought what it waits for
                 continue
             idle = sum(not block.users for block in hits)
             if not self.has_room(one.known, len(hits) - idle):
