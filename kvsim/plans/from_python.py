@@ -15,6 +15,7 @@ from kvsim.policies.copies import copied
 from kvsim.settings.configuration import Composed, compose_with_choices
 from kvsim.trace.base import Trace
 from kvsim.trace.check import check_requests
+from kvsim.trace.memory import source_of
 
 OF_THE_TRACE = ("trace", "page_tokens")
 PER_TIER = ("eviction", "placement")
@@ -36,6 +37,8 @@ def plan_for(
     given = [*arguments.overrides, *(f"{key}=object" for key in arguments.objects)]
     config, choices = compose(composed(trace, arguments))
     plan = build_run(config, command=command, overrides=given, choices=choices)
+    if (source := source_of(trace)) is not None:
+        plan = replace(plan, trace=source)
     if arguments.objects:
         plan = _with_objects(plan, arguments.objects)
         check_plan(plan, command, given)

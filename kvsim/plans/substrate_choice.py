@@ -48,7 +48,7 @@ def open_hardware(plan: Plan, requests: Sequence[Request], caches: Sequence[Serv
 
     gpu_states, cpu_states = (*(plan.states or ()), 0, 0)[:2]
     capacities = {tier.name: tier.capacity_pages or 0 for tier in plan.tiers}
-    key = plan.trace.page_keys(plan.page_tokens)
+    key = plan.trace.page_keys(plan.page_tokens) if "disk" in capacities else None
     demand = Demand(
         model=plan.model,
         hardware=plan.hardware,
@@ -75,7 +75,7 @@ def open_hardware(plan: Plan, requests: Sequence[Request], caches: Sequence[Serv
     )
     substrate = open_machine(demand, device)
     watch_states(substrate, caches, demand.max_running_requests, kept_states=demand.detached_states)
-    if substrate.disk is not None:
+    if substrate.disk is not None and key is not None:
         try:
             substrate.restored_pages = restore(caches[0], requests, key, substrate.disk.recovered(), 0.0)
         except BaseException:

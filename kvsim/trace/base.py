@@ -32,6 +32,8 @@ class Trace:
     """What is synthetic because the file does not contain it; shown with every result."""
     origin: tuple[str, ...] = ()
     """Overrides that load the trace again, if it was loaded from Python."""
+    source: "TraceSource | None" = None
+    """What it was loaded from, if that is in memory, so that its overrides alone cannot load it again."""
 
     def __repr__(self) -> str:
         facts = ", ".join(f"{number} {what}" for what, number in self._facts().items())

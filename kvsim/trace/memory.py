@@ -1,7 +1,7 @@
 """A trace of prompts that a program has as tokens, instead of a file."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import xxhash
 
 from kvsim.errors import UsageError
-from kvsim.trace.base import Trace
+from kvsim.trace.base import Trace, TraceSource
 from kvsim.trace.records import Record
 from kvsim.trace.tokens import Tokens
 
@@ -23,6 +23,27 @@ class TokensInMemory(Tokens):
 
     def records(self) -> Iterator[Record]:
         return (Record(self.path, number, line) for number, line in enumerate(self.lines, 1))
+
+
+@dataclass(kw_only=True)
+class RequestsInMemory(TraceSource):
+    """The requests of a trace that a program has made itself."""
+
+    trace: Trace
+
+    def load(self, page_tokens: int) -> Trace:
+        return self.trace
+
+    def page_keys(self, page_tokens: int) -> Callable[[int], bytes]:
+        """Return keys that are the same for traces whose requests have the same page ids: nothing else says what a page holds."""
+        paths = [(request.runs, request.output_runs, request.sample_output_runs) for request in self.trace.requests]
+        name = xxhash.xxh3_128_digest(repr((type(self).__name__, page_tokens, paths)).encode())
+        return lambda page: xxhash.xxh3_128_digest(name + page.to_bytes(8, "little"))
+
+
+def source_of(trace: Trace) -> TraceSource | None:
+    """Return what a trace in memory was loaded from; None for one that its ``origin`` describes."""
+    return trace.source if trace.source is not None or trace.origin else RequestsInMemory(trace=trace)
 
 
 def trace_from_tokens(
@@ -69,8 +90,9 @@ def trace_from_tokens(
     except ValueError as error:  # numbers of thousands of digits
         raise UsageError(f"trace_from_tokens: {error}") from None
     path = f"<{len(lines)} prompts, {digest}>"
-    trace = TokensInMemory(path=path, lines=lines).load(page_tokens)
-    trace.name, trace.origin = name, ("trace=tokens", f"trace.path='{path}'")
+    source = TokensInMemory(path=path, lines=lines)
+    trace = source.load(page_tokens)
+    trace.name, trace.origin, trace.source = name, ("trace=tokens", f"trace.path='{path}'"), source
     return trace
 
 

@@ -48,8 +48,8 @@ class Demand:
     seed: int
     page_ids: int
     """Upper limit (exclusive) of the trace's page ids."""
-    key: Callable[[int], bytes]
-    """Returns the key of a page on disk, the same in every run."""
+    key: Callable[[int], bytes] | None
+    """Returns the key of a page on disk, the same in every run; None without a disk."""
     disk_folder: Path
     keeps_disk: bool
     """Whether the disk file is kept for the next run."""

@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+import kvsim  # noqa: E402
 from kvsim.cli import main  # noqa: E402
 from kvsim.core.request import Request  # noqa: E402
 from kvsim.errors import WrongResult  # noqa: E402
@@ -374,3 +375,30 @@ def test_an_interrupt_ends_a_run_in_the_middle_of_a_leap(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         serve(plan(tmp_path, *tiers(80)), requests, meddle=interrupt)
     assert time.monotonic() - began < 30
+
+
+def test_a_trace_in_memory_is_served_and_its_pages_on_disk_outlive_a_run(tmp_path):
+    """The second trace goes on with the first prompt: the same tokens have the same pages on disk."""
+    settings = [
+        *SMALL[:-1],
+        "substrate=hardware",
+        *tiers(8, 8, 40),
+        f"disk.folder={tmp_path / 'kept'}",
+        f"output={tmp_path / 'run'}",
+    ]
+    first = kvsim.trace_from_tokens([list(range(17))], page_tokens=PAGE_TOKENS)
+    second = kvsim.trace_from_tokens([[7] * 9, [*range(16), 3]], page_tokens=PAGE_TOKENS)
+    assert kvsim.simulate(first, *settings).record["hardware"]["restored_pages"] == 0
+    result = kvsim.simulate(second, *settings)
+    assert result.hit_pages.tolist() == [[0, 0, 0], [0, 0, 4]]
+    assert (result.record["hardware"]["restored_pages"], result.record["hardware"]["verified_pages"]) == (4, 4)
+
+
+def test_requests_of_a_program_are_served_and_found_by_their_page_ids(tmp_path):
+    def trace(*words):
+        return kvsim.Trace(name="own", requests=in_turn(*words), page_tokens=PAGE_TOKENS, block_tokens=None)
+
+    settings = [*SMALL[:-1], "substrate=hardware", *tiers(8, 8, 40), f"disk.folder={tmp_path / 'kept'}"]
+    runs = [kvsim.simulate(trace(*words), *settings) for words in (["abcd"], ["abcd"], ["ab", "cd"])]
+    assert [run.record["hardware"]["restored_pages"] for run in runs] == [0, 4, 0]
+    assert [run.hit_pages.sum() for run in runs] == [0, 4, 0]
