@@ -33,6 +33,7 @@ def wait_until(due_ns):
 @triton.jit(
     do_not_specialize=[
         "pieces",
+        "entries",
         "source_page_stride",
         "source_layer_stride",
         "target_page_stride",
@@ -47,6 +48,7 @@ def page_copy_kernel(
     source_pages,
     target_pages,
     pieces,
+    entries,
     source_page_stride,
     source_layer_stride,
     target_page_stride,
@@ -58,11 +60,13 @@ def page_copy_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     IS_PACED: tl.constexpr,
+    IS_BY_LAYER: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Copy tiles of ROWS pieces, one after another, while the next tiles are already being read.
 
-    A page has LAYERS fragments of FRAGMENT_PIECES pieces; the last piece may be shorter than COLUMNS.
+    A page has LAYERS fragments of FRAGMENT_PIECES pieces; the last piece may be shorter than COLUMNS. Pieces are in the order of
+    the pages, ``entries`` in all; with IS_BY_LAYER, in that of the layers.
     With IS_PACED, a program writes a tile every ``tile_ns`` at most; when it is late, it makes up for one tile.
     """
     row = tl.arange(0, ROWS)
@@ -71,8 +75,12 @@ def page_copy_kernel(
     for first in tl.range(tl.program_id(0) * ROWS, pieces, tl.num_programs(0) * ROWS, num_stages=STAGES):
         is_piece = first + row < pieces
         piece = (first + row).to(tl.uint32)  # without signs, division takes fewer instructions
-        entry = (piece // (LAYERS * FRAGMENT_PIECES)).to(tl.int32)
-        layer = (piece // FRAGMENT_PIECES % LAYERS).to(tl.int64)
+        fragment = piece // FRAGMENT_PIECES
+        if IS_BY_LAYER:
+            pages = entries.to(tl.uint32)
+            entry, layer = (fragment % pages).to(tl.int32), (fragment // pages).to(tl.int64)
+        else:
+            entry, layer = (fragment // LAYERS).to(tl.int32), (fragment % LAYERS).to(tl.int64)
         start = (piece % FRAGMENT_PIECES).to(tl.int32) * COLUMNS
         words = tl.where(is_piece, fragment_units * UNIT_WORDS - start, 0)[:, None]
         source_page = tl.load(source_pages + entry, mask=is_piece, other=0).to(tl.int64)
@@ -94,6 +102,7 @@ def copy_pages(
     *,
     programs: int,
     bytes_per_s: float | None = None,
+    is_by_layer: bool = False,
 ) -> None:
     """Copy ``source_pages`` of one pool to ``target_pages`` of another, in order, on the current stream.
 
@@ -101,6 +110,9 @@ def copy_pages(
     some of its layers as a slice. Either pool may be pinned host memory, which the kernel accesses over the bus. The page lists
     are int32 tensors in GPU memory. They are not checked here; a duplicate target page gets the content of either source. The
     call returns immediately. It copies less than 1 TiB.
+
+    ``is_by_layer`` copies all pages of a layer before the next layer: faster where the fragments of a layer are neighbours, as
+    those of single tokens in a larger page.
 
     ``bytes_per_s`` throttles the programs to that rate. A kernel that writes to the host faster than the link can carry fills
     the queues in front of the link, and delays reads over the same link and the rest of the GPU. A tile of each program may be
@@ -126,6 +138,7 @@ def copy_pages(
         source_pages,
         target_pages,
         len(source_pages) * layers * fragment_pieces,
+        len(source_pages),
         *strides,
         fragment_bytes // UNIT_BYTES,
         int(1e9 * tile_bytes * programs / bytes_per_s) if bytes_per_s else 0,
@@ -134,6 +147,7 @@ def copy_pages(
         ROWS=rows,
         COLUMNS=piece_bytes // WORD_BYTES,
         IS_PACED=is_paced,
+        IS_BY_LAYER=is_by_layer,
         STAGES=STAGES,
         num_warps=WARPS,
     )

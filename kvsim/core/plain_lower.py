@@ -1,5 +1,7 @@
 """What lies below a GPU whose engine keeps its CPU pages in a structure of its own: copies of pages, which run as they are."""
 
+from typing import Any
+
 from kvsim.core.lease import Lease
 from kvsim.core.serving import Fetch, Load, Lower
 from kvsim.core.tier import Edge, Tier
@@ -9,9 +11,17 @@ from kvsim.core.view import View
 from kvsim.core.watch import Watch
 
 
-def copy_of_pages(edge: Edge, pages: int, tree: RadixTree, *, goes_down: bool) -> Transfer:
-    """Return a transfer of pages that the tree of a cache does not have; whoever decides on it knows which they are."""
-    return Transfer(edge, [Node((), pages, 0, None, tree, 0.0)], goes_down=goes_down)
+def copy_of_pages(
+    edge: Edge, pages: int, tree: RadixTree, *, goes_down: bool, upper_slots: Any = None, lower_slots: Any = None
+) -> Transfer:
+    """Return a transfer of pages that the tree of a cache does not have; whoever decides on it knows which they are.
+
+    Real memory needs their slots. If there are more in one tier than in the other, the last ones belong together, and the copy
+    begins inside a larger page.
+    """
+    node = Node((), pages, 0, None, tree, 0.0)
+    node.slots[edge.upper.index], node.slots[edge.lower.index] = upper_slots, lower_slots
+    return Transfer(edge, [node], goes_down=goes_down)
 
 
 class PlainLower(Lower):

@@ -4,8 +4,69 @@ from typing import Any, Final
 
 import numpy as np
 
+from kvsim.pages.extents import Extent
+
 UNLIMITED: Final = 1 << 60
 """The capacity in pages of an unlimited tier, and a limit that is none: more pages than any path has."""
+
+
+class Places:
+    """Counts the slots of stored pages that are found by their ids, not by a node: all that a simulation needs."""
+
+    def __init__(self, unit: int) -> None:
+        """A stored page takes ``unit`` slots."""
+        self.unit = unit
+        self.slots = 0
+
+    def put(self, extent: Extent, slots: Any) -> None:
+        """Note that pages are stored in these slots."""
+        self.slots += extent[1] * self.unit
+
+    def at(self, extent: Extent) -> Any:
+        """Return the slots of stored pages, page by page."""
+        return extent[1] * self.unit
+
+    def pop(self, extent: Extent) -> Any:
+        """Return the slots of pages that are no longer stored."""
+        self.slots -= extent[1] * self.unit
+        return extent[1] * self.unit
+
+    def pop_all(self) -> Any:
+        """Return the slots of all pages, none of which is stored any more."""
+        slots, self.slots = self.slots, 0
+        return slots
+
+
+class NumberedPlaces(Places):
+    """Knows the slots of every page; those of a page are neighbours."""
+
+    def __init__(self, unit: int) -> None:
+        super().__init__(unit)
+        self._first: dict[int, int] = {}
+        """The first slot of each page."""
+
+    def put(self, extent: Extent, slots: np.ndarray) -> None:
+        super().put(extent, slots)
+        start, pages = extent
+        self._first.update(zip(range(start, start + pages), slots[:: self.unit].tolist(), strict=True))
+
+    def at(self, extent: Extent) -> np.ndarray:
+        start, pages = extent
+        return self._whole([self._first[page] for page in range(start, start + pages)])
+
+    def pop(self, extent: Extent) -> np.ndarray:
+        super().pop(extent)
+        start, pages = extent
+        return self._whole([self._first.pop(page) for page in range(start, start + pages)])
+
+    def pop_all(self) -> np.ndarray:
+        super().pop_all()
+        slots = self._whole(list(self._first.values()))
+        self._first.clear()
+        return slots
+
+    def _whole(self, first: list[int]) -> np.ndarray:
+        return (np.array(first, dtype=np.int64)[:, None] + np.arange(self.unit)).ravel()
 
 
 class Pool:
@@ -46,6 +107,12 @@ class Pool:
     def count(slots: Any) -> int:
         """Return the number of slots."""
         return int(slots)
+
+    @staticmethod
+    def places(unit: int) -> Places:
+        """Return what finds the slots of stored pages by their ids. A page takes ``unit`` slots, which are taken and given back
+        together, page by page: where slots have numbers, they are then neighbours, the first at a multiple of ``unit``."""
+        return Places(unit)
 
 
 class SlotPool(Pool):
@@ -94,3 +161,7 @@ class SlotPool(Pool):
     @staticmethod
     def count(slots: np.ndarray) -> int:
         return len(slots)
+
+    @staticmethod
+    def places(unit: int) -> Places:
+        return NumberedPlaces(unit)

@@ -89,6 +89,10 @@ class Rules:
     has_coarse_pages: ClassVar[bool] = False
     """Whether the CPU tier may have larger pages than the GPU (``tiers.cpu.page_tokens``)."""
 
+    knows_slots: ClassVar[bool] = False
+    """Whether an engine's cache knows the slots of every page that it copies, which real memory needs (``substrate=hardware``).
+    kvsim's own cache does."""
+
     has_bigram_keys: ClassVar[bool] = False
     """Whether an engine's rules know keys of token pairs (``trace.bigram``). kvsim's own rules take any keys."""
 

@@ -41,8 +41,8 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
         raise UsageError(with_key("rules", str(error), plan.config["rules"])) from error
     if any(tier.unit_pages > 1 for tier in plan.tiers) and not plan.rules.has_coarse_pages:
         raise UsageError(
-            "tiers.cpu.page_tokens: larger CPU pages work only with rules=lightllm, in kvsim replay or simulate, without a disk "
-            f"tier: leave it out, or set it to page_tokens={plan.page_tokens}"
+            "tiers.cpu.page_tokens: larger CPU pages work only with rules=lightllm, without a disk tier: "
+            f"leave it out, or set it to page_tokens={plan.page_tokens}"
         )
     check_bypass(plan, command)
     if not plan.slo.is_set and any(name.split(".")[0] == "slo" for name in plan.sweep.objective or ()):

@@ -48,14 +48,16 @@ def open_hardware(plan: Plan, requests: Sequence[Request], caches: Sequence[Serv
 
     gpu_states, cpu_states = (*(plan.states or ()), 0, 0)[:2]
     capacities = {tier.name: tier.capacity_pages or 0 for tier in plan.tiers}
+    unit_pages = max(tier.unit_pages for tier in plan.tiers)
     key = plan.trace.page_keys(plan.page_tokens) if "disk" in capacities else None
     demand = Demand(
         model=plan.model,
         hardware=plan.hardware,
         page_tokens=plan.page_tokens,
         gpu_pages=capacities["gpu"],
-        cpu_pages=capacities.get("cpu", 0),
+        cpu_pages=capacities.get("cpu", 0) // unit_pages * unit_pages,
         disk_pages=capacities.get("disk", 0),
+        unit_pages=unit_pages,
         max_batch_tokens=plan.engine.max_batch_tokens,
         max_running_requests=plan.engine.max_running_requests,
         is_layerwise=plan.engine.overlap == "layerwise",
@@ -116,7 +118,7 @@ def check_hardware(plan: Plan) -> None:
     """Raise UsageError for a plan that has no kernels or needs more host memory or disk than this machine has."""
     if plan.model.is_hybrid:
         check_states(plan)
-    if plan.rules.engine:
+    if plan.rules.engine and not plan.rules.knows_slots:
         raise UsageError(f"rules: those of {plan.rules.engine} have no real memory: set rules=default or substrate=simulated")
     if len(set(plan.layout.hosts)) > 1:
         raise UsageError("cluster.engines_per_host: substrate=hardware runs on one host: leave it out")

@@ -100,7 +100,7 @@ from triton.compiler import ASTSource
 from kvsim.kernels.page_copy import STAGES, TILE_BYTES, WARPS, page_copy_kernel
 
 sizes = {"LAYERS": 32, "FRAGMENT_PIECES": 1, "ROWS": TILE_BYTES // 2048, "COLUMNS": 256, "STAGES": STAGES}
-sizes["IS_PACED"] = sys.argv[1] == "paced"
+sizes["IS_PACED"], sizes["IS_BY_LAYER"] = sys.argv[1] == "paced", sys.argv[1] == "by layer"
 names = page_copy_kernel.arg_names
 types = {"source": "*i64", "target": "*i64", "source_pages": "*i32", "target_pages": "*i32"}
 signature = {name: "constexpr" if name in sizes else types.get(name, "i32") for name in names}
@@ -110,7 +110,7 @@ print(triton.compile(kernel, target=GPUTarget("cuda", 90, 32), options={"num_war
 """
 
 
-@pytest.mark.parametrize("pace", ["paced", pytest.param("unpaced", marks=pytest.mark.long)])
+@pytest.mark.parametrize("pace", ["paced", "by layer", pytest.param("unpaced", marks=pytest.mark.long)])
 def test_the_compiled_kernel_reads_three_tiles_ahead_and_moves_16_bytes_at_a_time(pace):
     """Each of 128 threads reads 16 vectors of a tile of 32 KiB: three times before the loop and once in it; one store in it."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

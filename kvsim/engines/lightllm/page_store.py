@@ -1,7 +1,7 @@
 """LightLLM's CPU cache: single pages, which are evicted in the order in which they were last given back."""
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kvsim.core.tier import Edge
 from kvsim.pages.extent_order import ExtentOrder
@@ -43,8 +43,8 @@ class PageStore:
         self._pages = ExtentOrder()
         """Stored pages, each with its ``Holding``; those that nobody holds in the order in which they leave."""
         self._held_pages = 0
-        self._slots = tier.store(0)
-        """Slots of all stored pages together."""
+        self._places = tier.pool.places(tier.unit_pages)
+        """The slots of all stored pages."""
 
     def named(self, extents: tuple[Extent, ...], pages: int) -> tuple[Extent, ...]:
         """Return the CPU pages that lie within the first ``pages`` GPU pages of a path."""
@@ -79,7 +79,7 @@ class PageStore:
                 self._pages.append((extent,), tail_first=False, value=IDLE)
             else:
                 self._pages.remove((extent,))
-                self._drop(extent[1])
+                self._drop(extent)
 
     # --- stores --------------------------------------------------------------------------------------------------------------
 
@@ -113,8 +113,7 @@ class PageStore:
     def clear(self) -> None:
         """Drop every page, held or not. What look-ups and stores hold is not to be given back any more."""
         self._pages, self._held_pages = ExtentOrder(), 0
-        self.tier.drop(self._slots)
-        self._slots = self.tier.store(0)
+        self.tier.drop(self._places.pop_all())
 
     # --- pages ---------------------------------------------------------------------------------------------------------------
 
@@ -127,6 +126,14 @@ class PageStore:
         """Return the pages that nobody holds, the next to leave first."""
         return [extent for extent, _, (holders, _) in self._pages.oldest_first() if not holders]
 
+    def slots_of(self, held: Iterable[Extent]) -> Any:
+        """Return the slots of pages that are held, page by page."""
+        pool = self.tier.pool
+        slots = pool.take(0)
+        for extent in held:
+            slots = pool.join(slots, self._places.at(extent))
+        return slots
+
     def _pieces(self, extents: Iterable[Extent]) -> list[tuple[Extent, Holding]]:
         """Cut a path into pieces that are held alike."""
         return [(extent, holding or MISSING) for extent, holding in self._pages.pieces(extents)]
@@ -137,27 +144,25 @@ class PageStore:
         if not holders:
             self._held_pages += extent[1]
         if holding == MISSING:
-            self._slots = self.tier.pool.join(self._slots, self.tier.store(extent[1] * self.tier.unit_pages))
+            self._places.put(extent, self.tier.store(extent[1] * self.tier.unit_pages))
             self._pages.append((extent,), tail_first=False, value=(1, False))
         else:
             self._pages.mark((extent,), (holders + 1, is_ready))
 
     def _evict(self, pages: int) -> None:
         """Evict the oldest pages that nobody holds; the caller has checked that there are as many."""
-        self._drop(pages)
         while pages:
             extent, _, holding = next(self._pages.oldest_first())
             if holding[0]:
                 self._pages.append((extent,), tail_first=False, value=holding)
             else:
-                leaving = min(pages, extent[1])
-                self._pages.pop_oldest(leaving)
-                pages -= leaving
+                for leaving in self._pages.pop_oldest(min(pages, extent[1])):
+                    self._drop(leaving)
+                    pages -= leaving[1]
 
-    def _drop(self, pages: int) -> None:
+    def _drop(self, extent: Extent) -> None:
         """Free the slots of pages that are not stored any more."""
-        freed, self._slots = self.tier.pool.split(self._slots, pages * self.tier.unit_pages)
-        self.tier.drop(freed)
+        self.tier.drop(self._places.pop(extent))
 
     def check(self, holds: Iterable[tuple[Extent, ...]]) -> None:
         """Raise AssertionError unless exactly these sets of pages are held, and every stored page has its slots."""
@@ -172,4 +177,4 @@ class PageStore:
                 assert held.pop(page, 0) == holders, f"page {page} of the CPU is held by {holders}"
         assert not held, f"pages {list(held)} of the CPU are held and not stored"
         stored, pool = self._pages.pages * self.tier.unit_pages, self.tier.pool
-        assert pool.capacity - pool.free == stored == pool.count(self._slots) == self.tier.held_pages, "slots of the CPU are lost"
+        assert pool.capacity - pool.free == stored == self._places.slots == self.tier.held_pages, "slots of the CPU are lost"

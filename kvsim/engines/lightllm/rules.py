@@ -16,15 +16,13 @@ class LightLLMRules(Rules):
     """The rules of LightLLM (August 2026), request by request, as ``LightLLMCache``; in time by kvsim's own schedule, as
     ``SteppedRadix``.
 
-    They apply without a disk tier only. With one, and in ``kvsim validate``, kvsim's own rules apply with the same settings.
+    They apply without a disk tier only. With one, kvsim's own rules apply with the same settings.
     """
 
     engine: ClassVar[str] = "LightLLM"
     covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu")
     has_coarse_pages: ClassVar[bool] = True
-
-    def covers(self, command: str, tiers: Sequence[str]) -> bool:
-        return command != "validate" and super().covers(command, tiers)
+    knows_slots: ClassVar[bool] = True
 
     def server(self, setup: CacheSetup) -> LightLLMCache:
         _check_edges(setup.edges)

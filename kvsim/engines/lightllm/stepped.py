@@ -1,7 +1,7 @@
 """LightLLM's caches as an engine in time calls them: answers end before their pages can be found, and copies take time."""
 
 from math import inf
-from typing import cast
+from typing import Any, cast
 
 from kvsim.core.lease import FINISHED, FIRST, LOOK, LOST, Lease
 from kvsim.core.plain_lower import PlainLower, copy_of_pages
@@ -11,7 +11,7 @@ from kvsim.core.serving import CLAIMED, NO_LOAD, Claim, Growth, Load, ServedCach
 from kvsim.core.tier import Edge, Tier
 from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.engines.lightllm.cache import LightLLMCache, RunningLease
-from kvsim.pages.extents import count_pages
+from kvsim.pages.extents import count_pages, split_extents
 
 
 class SteppedRadix(ServedCache):
@@ -96,9 +96,17 @@ class SteppedRadix(ServedCache):
         if not lease.loaded_pages:
             nodes.end_load(lease)
             return NO_LOAD
-        unit = self.tiers[1].unit_pages
-        pages = (count_pages(lease.found) - lease.gpu_pages // unit) * unit
-        lease.load = copy_of_pages(self._edges[0], pages, self.tree, goes_down=False)
+        store, unit = nodes.store, self.tiers[1].unit_pages
+        assert store is not None
+        loaded = split_extents(lease.found, lease.gpu_pages // unit)[1]
+        lease.load = copy_of_pages(
+            self._edges[0],
+            count_pages(loaded) * unit,
+            self.tree,
+            goes_down=False,
+            upper_slots=self.gpu.pool.split(lease.slots, lease.loaded_pages)[0],
+            lower_slots=store.slots_of(loaded),
+        )
         self.copies[lease.load] = lease
         return Load([lease.load], [lease.load], 0)
 
@@ -114,9 +122,7 @@ class SteppedRadix(ServedCache):
         self.nodes.begin_store(held)
         transfers = NO_TRANSFERS
         if held.stored.copied:
-            pages = count_pages(held.stored.copied) * self.tiers[1].unit_pages
-            store = copy_of_pages(self._edges[0], pages, self.tree, goes_down=True)
-            store.request = lease.request
+            store = self._store(held)
             self.copies[store] = held
             transfers = [store]
         else:
@@ -125,6 +131,34 @@ class SteppedRadix(ServedCache):
         for watch in self.watches:
             watch.released(lease, FINISHED)
         return transfers
+
+    def _store(self, lease: RunningLease) -> Transfer:
+        """Return the copy of the pages of a prompt that its CPU pages lack."""
+        store, pool, unit = self.nodes.store, self.gpu.pool, self.tiers[1].unit_pages
+        assert store is not None
+        copied, rest = pool.split(self._slots_of(lease), 0)
+        for extent in lease.stored.held:
+            pages, rest = pool.split(rest, extent[1] * unit)
+            if extent in lease.stored.copied:
+                copied = pool.join(copied, pages)
+        transfer = copy_of_pages(
+            self._edges[0],
+            count_pages(lease.stored.copied) * unit,
+            self.tree,
+            goes_down=True,
+            upper_slots=copied,
+            lower_slots=store.slots_of(lease.stored.copied),
+        )
+        transfer.request = lease.request
+        return transfer
+
+    def _slots_of(self, lease: RunningLease) -> Any:
+        """Return the slots on the GPU of all pages of a request, in order."""
+        slots, node = lease.slots, lease.node
+        while node.parent is not None:
+            slots = self.gpu.pool.join(node.slots[self.gpu.index], slots)
+            node = node.parent
+        return slots
 
     def ended(self, copy: Transfer, now: float) -> None:
         """Let the end of a load or a store take effect."""

@@ -83,7 +83,8 @@ class LocalGpu:
         self.compute_queue = Compute(answers, transformer, self.patterns, demand.names, self.turn, device, lockstep, self.states)
         self.links: dict[str, Link] = {}
         if host is not None:
-            self.tiers = TierCopy(gpu, host.share(model.attention_layers, demand.rank, demand.ranks), demand.copy_rule)
+            share = host.share(model.attention_layers, demand.rank, demand.ranks, unit_pages=demand.unit_pages)
+            self.tiers = TierCopy(gpu, share, demand.copy_rule, unit_pages=demand.unit_pages)
             self.state_tiers: TierCopy | None = None
             if host_states is not None and self.states is not None and self.states.own_pool is not None:
                 self.state_tiers = TierCopy(

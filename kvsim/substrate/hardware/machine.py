@@ -41,6 +41,8 @@ class Demand:
     gpu_pages: int
     cpu_pages: int
     disk_pages: int
+    unit_pages: int = 1
+    """Pages of the GPU that a page of the CPU tiers has; ``cpu_pages`` is a multiple."""
     max_batch_tokens: int
     max_running_requests: int
     is_layerwise: bool
@@ -189,6 +191,7 @@ def gpu_demand(demand: Demand, names: PageNames, hosts: Hosts, number: int) -> G
         page_tokens=demand.page_tokens,
         gpu_pages=demand.gpu_pages,
         cpu_pages=demand.host_pages,
+        unit_pages=demand.unit_pages,
         copy_rule=demand.hardware.copy_rule or CopyRule(),
         max_batch_tokens=demand.max_batch_tokens,
         max_running_requests=demand.max_running_requests,

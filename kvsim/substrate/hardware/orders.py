@@ -25,6 +25,8 @@ class GpuDemand:
     gpu_pages: int
     cpu_pages: int
     """Pages of the host's pool; 0 without one."""
+    unit_pages: int = 1
+    """Pages that the host's pool stores as one larger page."""
     gpu_states: int = 0
     """Slots of a pool of recurrent states; 0 if they are saved in pages, or if there are none."""
     cpu_states: int = 0

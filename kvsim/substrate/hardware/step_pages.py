@@ -68,6 +68,8 @@ class StepPages:
         all_slots = slots_of(lease)
         ids = self._ids(job.request)
         is_there = np.repeat([not is_gap(node, lease.gpu) for node in path], [node.pages for node in path]).astype(bool)
+        beyond = lease.gpu_pages + lease.loaded_pages - len(is_there)  # loaded pages that are in no node yet
+        is_there = np.append(is_there, np.ones(max(0, beyond), dtype=bool))
         pages = -(-end // self.page_tokens)
         reused = np.flatnonzero(is_there[:pages]) if is_first else NOTHING  # a hit that ends early for its state pins more
         filled = np.arange(start // self.page_tokens, self._whole_pages(job.request, end, len(ids)))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, Protocol
@@ -99,13 +100,15 @@ class HardwareSubstrate:
         """Begin a transfer. Fewer pages than requested arrive if a disk fails to read or write, after ``cancel``, or if a GPU
         is lost."""
         sources, targets = (self._places(transfer, tier) for tier in (transfer.source, transfer.target))
+        there = len(sources) - len(targets)  # pages that a load from larger pages begins with, and that the GPU has
+        sources = sources[there:]
         meter = self._meter(transfer.source, transfer.target)
         gpu = transfer.source if transfer.source.level == GPU else transfer.target
         is_disk = gpu.level != GPU
         is_state = bool(transfer.nodes) and transfer.nodes[0].is_state
         number, done = self.book.enter(
             parties=1 if is_disk else self.ranks,
-            combined=one_or_all,
+            combined=partial(one_or_all, there=there),
             meter=meter,
             pages=len(sources),
             page_bytes=transfer.target.slot_bytes or self.page_bytes,
@@ -131,14 +134,14 @@ class HardwareSubstrate:
             for rank in ranks:
                 rank.copy(order)
             self._under_way[transfer] = UnderWay(number, ranks, done, is_state)
-        done.callbacks.append(lambda event: self._landed(transfer, len(sources), event))
+        done.callbacks.append(lambda event: self._landed(transfer, there + len(sources), there, event))
         return done
 
-    def _landed(self, transfer: Transfer, pages: int, event: Event) -> None:
+    def _landed(self, transfer: Transfer, pages: int, there: int, event: Event) -> None:
         order = self._under_way.pop(transfer)
         answer: Any = event.value
         arrived: int = answer if isinstance(answer, int) else min(answer)
-        self._count(transfer.name if transfer.target.slot_bytes is None else f"{transfer.name} states", arrived)
+        self._count(transfer.name if transfer.target.slot_bytes is None else f"{transfer.name} states", max(0, arrived - there))
         transfer.has_fault = transfer.source.level == DISK and arrived < pages and not order.is_cancelled
 
     def cancel(self, transfer: Transfer) -> None:
@@ -202,8 +205,8 @@ class HardwareSubstrate:
 
     def _places(self, transfer: Transfer, tier: Tier) -> np.ndarray:
         """Return the slots of a transfer's pages in a tier; those of the CPU tiers follow each other in the host's pool."""
-        slots = slots_in(transfer, tier.index)
-        return slots + tier.owner * tier.pool.capacity if tier.level == CPU else slots
+        slots, unit = slots_in(transfer, tier.index), tier.unit_pages
+        return slots + tier.owner * (tier.pool.capacity // unit * unit) if tier.level == CPU else slots
 
     def _count(self, link: str, pages: int) -> None:
         self.moved_pages[link] = self.moved_pages.get(link, 0) + pages
@@ -356,9 +359,10 @@ class HardwareSubstrate:
         remove(self.scratch)
 
 
-def one_or_all(values: list[int]) -> int | list[int]:
-    """Return the pages that arrived: one number, or one per rank."""
-    return values[0] if len(values) == 1 else values
+def one_or_all(values: list[int], there: int = 0) -> int | list[int]:
+    """Return the pages that arrived: one number, or one per rank. If any did, so many more were ``there`` before."""
+    pages = [value + there if value else 0 for value in values]
+    return pages[0] if len(pages) == 1 else pages
 
 
 def remove(folder: Path | None) -> None:

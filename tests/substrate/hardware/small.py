@@ -106,7 +106,9 @@ def check_idle(cache: Any) -> None:
     assert not cache.leases and not cache.in_flight and not cache.residency.doomed
     for tier in cache.tiers:
         assert tier.reserved_pages == tier.leaving_pages == 0
-        assert tier.evictable_pages == tier.pool.capacity - tier.pool.free
+        assert tier.held_pages == tier.pool.capacity - tier.pool.free
+    for tier in cache.residency.tiers:
+        assert tier.evictable_pages == tier.held_pages
 
 
 def in_turn(*words: str, output: int = 1) -> list[Request]:

@@ -186,7 +186,7 @@ class HostLink(Link):
 
     def _copy_some(self, pages: np.ndarray) -> None:
         for tiers, is_shared in product([self.tiers] if self.states is None else [self.tiers, self.states], (False, True)):
-            own = pages[pages < min(tiers.gpu.shape[0], tiers.host.shape[0])]
+            own = pages[pages < min(tiers.gpu.shape[0], tiers.host_pages)]
             if self.is_load:
                 tiers.load(own, own, is_shared=is_shared)
                 tiers.load(own, own, is_shared=is_shared, layers_at_once=1)

@@ -60,9 +60,12 @@ class HostPool:
         rows: np.ndarray = self._bytes.view(self.pages, self.page_bytes).numpy()
         return rows
 
-    def share(self, layers: int, rank: int = 0, ranks: int = 1) -> torch.Tensor:
-        """Return a rank's share of each page as ``[page, layer, fragment]``; with one rank, all of it."""
-        return self._bytes.view(self.pages, ranks, layers, -1)[:, rank]
+    def share(self, layers: int, rank: int = 0, ranks: int = 1, *, unit_pages: int = 1) -> torch.Tensor:
+        """Return a rank's share of each page as ``[page, layer, fragment]``; with one rank, all of it.
+
+        ``unit_pages`` pages form a larger one, ``[layer, fragments]``: those of a layer are neighbours there.
+        """
+        return self._bytes.view(self.pages // unit_pages, ranks, layers, -1)[:, rank]
 
     def pin(self) -> None:
         """Let this process's GPUs access the pool. Raises UsageError if CUDA refuses."""

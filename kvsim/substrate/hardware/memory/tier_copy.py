@@ -24,6 +24,9 @@ class TierCopy:
 
     ``gpu`` is ``[layer, page, fragment]``; ``host`` is pinned and ``[page, layer, fragment]``, a page contiguous there. Between
     pages there may be gaps, such as the shares of other GPUs.
+    With ``unit_pages``, that many pages form a larger one, ``[layer, page, fragment]`` on the host, where page ``n`` is in the larger
+    page ``n // unit_pages``. A kernel copies them one by one, wherever they are on the GPU; a list may begin or end inside a
+    larger page.
     Copies are ordered with the current stream like any kernel. Calls do not wait for the GPU, but a driver whose queue is full
     blocks the caller, so submit long lists for copy engines from a thread. Streams that share a hardware queue wait for each
     other, and copies use several: set ``CUDA_DEVICE_MAX_CONNECTIONS=32`` before CUDA starts.
@@ -40,18 +43,22 @@ class TierCopy:
         *,
         lanes: int = 4,
         lane_bytes: int = 16 << 20,
+        unit_pages: int = 1,
     ) -> None:
+        if not host[0].is_contiguous():
+            raise ValueError("a page of the host's pool must be contiguous [layer, fragment], without gaps")
         self.gpu = gpu.view(torch.uint8).transpose(0, 1)
-        self.host = host.view(torch.uint8)
+        self.unit_pages, self.host_pages = unit_pages, host.shape[0] * unit_pages
+        self.host = fragments_of(host.view(torch.uint8), unit_pages)
+        self.unit_fragments = host.stride(0) * host.element_size() // self.host.shape[2]
+        """Fragments from the beginning of one larger page to that of the next."""
         self.rule = rule
         self.fragment_bytes = check_pools(self.gpu, self.host)
         self.layers = self.gpu.shape[1]
         self.page_bytes = self.layers * self.fragment_bytes
-        if not self.host[0].is_contiguous():
-            raise ValueError("a page of the host's pool must be contiguous [layer, fragment], without gaps")
         self.host_stride = self.host.stride(0)
         self.device = gpu.device
-        self.gpu_seen, self.host_seen = (np.zeros(pool.shape[0], dtype=np.int32) for pool in (self.gpu, self.host))
+        self.gpu_seen, self.host_seen = (np.zeros(pages, dtype=np.int32) for pages in (self.gpu.shape[0], self.host_pages))
         self.programs = 4 if not gpu.is_cuda else torch.cuda.get_device_properties(gpu.device).multi_processor_count
         lane_pages = max(1, lane_bytes // self.page_bytes)
         self.lane_list = torch.arange(lane_pages, dtype=torch.int32, device=self.device)
@@ -84,13 +91,13 @@ class TierCopy:
         """
         layers_at_once = layers_at_once or self.layers
         part_bytes = layers_at_once * self.fragment_bytes
-        method = method or self.rule.load_method(self.fragment_bytes, part_bytes, is_shared=is_shared)
+        method = method or self._method(self.rule.load_method(self.fragment_bytes, part_bytes, is_shared=is_shared))
         lists = self._lists(gpu_pages, host_pages)
         for first in range(0, self.layers, layers_at_once):
             layers = slice(first, min(first + layers_at_once, self.layers))
             if method == "kernel":
                 source, target = self.host[:, layers], self.gpu[:, layers]
-                copy_pages(source, target, lists[1], lists[0], programs=self.rule.programs)
+                copy_pages(source, target, lists[1], lists[0], programs=self.rule.programs, is_by_layer=self.unit_pages > 1)
             else:
                 self._spread(self.loading, "load", gpu_pages, host_pages, lists, layers, is_staged=method == "staged")
             if submitted is not None:
@@ -104,21 +111,35 @@ class TierCopy:
 
         ``is_shared`` means that pages are, or will be, loaded meanwhile: the kernel then leaves room on the link for them.
         """
-        method = method or self.rule.store_method(self.fragment_bytes, self.page_bytes)
+        method = method or self._method(self.rule.store_method(self.fragment_bytes, self.page_bytes))
         lists = self._lists(gpu_pages, host_pages)
         if method == "kernel":
             pace = self.rule.store_beside_load_bytes_per_s if is_shared else None
-            copy_pages(self.gpu, self.host, lists[0], lists[1], programs=self.rule.programs, bytes_per_s=pace)
+            copy_pages(
+                self.gpu,
+                self.host,
+                lists[0],
+                lists[1],
+                programs=self.rule.programs,
+                bytes_per_s=pace,
+                is_by_layer=self.unit_pages > 1,
+            )
         else:
             self._spread(self.storing, "store", gpu_pages, host_pages, lists, slice(0, self.layers), is_staged=method == "staged")
         self._check_unique(gpu_pages, host_pages)
 
+    def _method(self, chosen: Method) -> Method:
+        """Return the method that the rule has chosen, or the only one that finds pages inside larger ones."""
+        return chosen if self.unit_pages == 1 else "kernel"
+
     def _lists(self, gpu_pages: np.ndarray, host_pages: np.ndarray) -> torch.Tensor:
-        """Check the ranges of both lists and return them in GPU memory."""
+        """Check the ranges of both lists and return them in GPU memory, as indices into ``gpu`` and ``host``."""
         if len(gpu_pages) != len(host_pages):
             raise ValueError(f"{len(gpu_pages)} pages of the GPU do not match {len(host_pages)} pages of the host")
         check_range(gpu_pages, self.gpu.shape[0], name="gpu_pages")
-        check_range(host_pages, self.host.shape[0], name="host_pages")
+        check_range(host_pages, self.host_pages, name="host_pages")
+        if self.unit_pages > 1:
+            host_pages = host_pages // self.unit_pages * self.unit_fragments + host_pages % self.unit_pages
         return upload_page_lists(gpu_pages, host_pages, device=self.device)
 
     def _check_unique(self, gpu_pages: np.ndarray, host_pages: np.ndarray) -> None:
@@ -214,3 +235,18 @@ class Lane:
         first = self.tiers.host.data_ptr() + layers.start * self.tiers.fragment_bytes
         addresses: np.ndarray = first + host_pages.astype(np.int64) * self.tiers.host_stride
         return addresses
+
+
+def fragments_of(host: torch.Tensor, unit_pages: int) -> torch.Tensor:
+    """Return a host pool ``[larger page, layer, fragments]`` as ``[start, layer, fragment]``, where each fragment of the pool is a
+    start: that of a page in its first layer is followed, a layer of the larger page further on, by that in the second. Without
+    larger pages, it is the pool itself.
+    """
+    if unit_pages == 1:
+        return host
+    pages, layers, layer_bytes = host.shape
+    fragment_bytes = layer_bytes // unit_pages
+    starts = (pages - 1) * (host.stride(0) // fragment_bytes) + unit_pages
+    if starts > torch.iinfo(torch.int32).max:
+        raise ValueError(f"the host's pool has {starts} fragments, more than a kernel can number: decrease it")
+    return host.as_strided((starts, layers, fragment_bytes), (fragment_bytes, host.stride(1), 1))
