@@ -303,10 +303,11 @@ def test_answers_are_cached_if_the_trace_has_their_tokens(path: Path) -> None:
         assert result.record["config"]["rules"]["cache_output"] is (inserted == 60)
 
 
-def test_the_rules_are_for_replay_and_simulate_without_a_disk() -> None:
+def test_the_rules_are_for_all_commands_without_a_disk() -> None:
     built = plan(TWO_TIERS)
     assert isinstance(built.rules.server(build_setup(built, build_tiers(built), [])), LightLLMCache)
     assert built.rules == plan(command="simulate").rules == plan(TWO_TIERS, command="simulate").rules
+    assert built.rules == plan(TWO_TIERS, "hardware=h200", "validate.measured=x", command="validate").rules
     assert plan(*THREE_TIERS).rules == plan(*THREE_TIERS, command="simulate").rules == Rules(cache_output=None)
 
 
@@ -362,17 +363,12 @@ def test_elsewhere_the_same_policies_run_by_kvsim_s_own_rules() -> None:
         (
             ["tiers.cpu.page_tokens=512", "tiers.disk.capacity=1TiB"],
             "replay",
-            "tiers.cpu.page_tokens: larger CPU pages work only with rules=lightllm, in kvsim replay or simulate, without a disk",
+            "tiers.cpu.page_tokens: larger CPU pages work only with rules=lightllm, without a disk tier",
         ),
         (
             ["tiers.cpu.page_tokens=512", "tiers.disk.capacity=1TiB"],
             "simulate",
             "tiers.cpu.page_tokens: larger CPU pages work only with rules=lightllm",
-        ),
-        (
-            ["substrate=hardware", "tiers.cpu.capacity=1GiB"],
-            "simulate",
-            "rules: those of LightLLM have no real memory: set rules=default or substrate=simulated",
         ),
     ],
 )

@@ -50,6 +50,15 @@ def test_many_pages_take_many_tiles(device):
     assert torch.equal(target, expected)
 
 
+def test_layer_by_layer_the_same_bytes_arrive(device):
+    source, target = pool(70, 3, 528, device=device), pool(70, 3, 528, device=device)
+    order = torch.randperm(70).tolist()
+    expected = target.clone()
+    expected[order] = source
+    copy_pages(source, target, int32(list(range(70)), device), int32(order, device), programs=3, is_by_layer=True)
+    assert torch.equal(target, expected)
+
+
 def test_some_layers_are_copied_as_a_slice(device):
     gpu, host = pool(4, 5, 1024, device=device), pool(5, 4, 1024, device=device)
     expected = host.clone()

@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+import kvsim  # noqa: E402
 from kvsim.cli import main  # noqa: E402
 from kvsim.core.request import Request  # noqa: E402
 from kvsim.substrate.hardware.memory import tier_copy  # noqa: E402
@@ -50,6 +51,22 @@ def test_many_at_a_time_reuse_right_pages(tmp_path, monkeypatch):
     outcome = serve(plan(tmp_path, *settings), requests)
     assert not outcome.status.any() and outcome.hardware["wrong_words"] == 0
     assert outcome.hardware["verified_pages"] == outcome.hit_pages.sum() and outcome.hit_pages[:, 1].any()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_single_tokens_are_right_beside_steps_and_copies(tmp_path, monkeypatch):
+    """Tokens of 4 KiB a layer in CPU pages of 64, layers that take a while, and copies both ways in parts."""
+    monkeypatch.setattr(tier_copy, "PART_BYTES", 1 << 16)
+    wide = ["model.layers=8", "model.hidden_size=1024", "model.heads=8", "model.kv_heads=8", "model.head_dim=128"]
+    wide += ["model.mlp_width=4096", "model.kv_dtype_bytes=2", "model.weight_dtype_bytes=2"]
+    sizes = ["tiers.gpu.capacity=2000pages", "tiers.cpu.capacity=8000pages", "tiers.cpu.page_tokens=64", "placement.min_tokens=1"]
+    prompts = [[(seed * step) % 9973 for step in range(400 + 37 * at)] for at, seed in enumerate((1, 3, 5, 1, 7, 9, 3, 5, 11, 1))]
+    trace = kvsim.trace_from_tokens(prompts, output_tokens=8, sessions=[at % 2 for at in range(len(prompts))], page_tokens=1)
+    settings = ["preset=lightllm", *SMALL[:1], *wide, *sizes, "substrate=hardware", f"output={tmp_path / 'run'}"]
+    result = kvsim.simulate(trace, *settings)
+    found = result.record["hardware"]
+    assert result.hit_pages[:, 1].sum() > 0 and found["wrong_words"] == 0
+    assert found["verified_pages"] == result.hit_pages.sum()
 
 
 def test_pages_of_answers_are_found_on_the_gpu(tmp_path):

@@ -102,6 +102,63 @@ def test_a_duplicate_page_is_reported_and_other_pages_stay_unchanged(method, gpu
     assert torch.equal(copies.host[others[1]], before[1][others[1]])
 
 
+@pytest.mark.parametrize(("unit", "fragment_bytes"), [(3, 528), (4, 512)])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_pages_go_to_and_from_their_places_in_larger_ones(unit, fragment_bytes, rank, device):
+    """The host has two ranks' shares of larger pages ``[layer, page, fragment]``; lists begin, end and jump inside them."""
+    layers, rng = 3, np.random.default_rng(unit)
+    gpu = torch.randint(0, 256, (layers, 20, fragment_bytes), dtype=torch.uint8, device=device)
+    host = torch.randint(0, 256, (6, 2, layers, unit * fragment_bytes), dtype=torch.uint8)
+    host = host.pin_memory() if device.type == "cuda" else host
+    copies = TierCopy(gpu, host[:, rank], CopyRule(), unit_pages=unit)
+    host_pages = np.array([unit + 1, *range(2 * unit, 4 * unit + 1), 6 * unit - 1, 0])
+    gpu_pages, back = rng.permutation(20)[: len(host_pages)], rng.permutation(20)[: len(host_pages)]
+    expected = host.clone()
+    places = expected[:, rank].unflatten(2, (unit, fragment_bytes))
+    for page, slot in zip(host_pages, gpu_pages, strict=True):
+        places[page // unit, :, page % unit] = gpu[:, slot].cpu()
+    copies.store(gpu_pages, host_pages)
+    wait(device)
+    assert torch.equal(host, expected)
+    loaded = gpu.clone()
+    loaded[:, back.tolist()] = gpu[:, gpu_pages.tolist()]
+    copies.load(host_pages, back, layers_at_once=2)
+    wait(device)
+    assert torch.equal(gpu, loaded)
+
+
+@pytest.mark.parametrize("page", [-1, 18])
+def test_a_place_in_no_larger_page_is_refused(page, device):
+    gpu, host = torch.zeros(2, 20, 512, dtype=torch.uint8, device=device), torch.zeros(6, 2, 3 * 512, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=f"host_pages contains page {page}, but the pool has pages 0 to 17"):
+        TierCopy(gpu, host, CopyRule(), unit_pages=3).load(np.array([0, page]), np.array([0, 1]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", ["load", "store"])
+def test_single_tokens_of_larger_pages_take_no_longer_than_pages_of_16(way, device):
+    """As LightLLM copies them: 4 KiB of each of 32 layers, scattered on the GPU, 256 tokens of a layer together on the host."""
+    layers, fragment_bytes, unit, tokens = 32, 4096, 256, 8192
+    gpu = torch.zeros((layers, tokens, fragment_bytes), dtype=torch.uint8, device=device)
+    host = torch.zeros((tokens // unit, layers, unit * fragment_bytes), dtype=torch.uint8).pin_memory()
+    single = TierCopy(gpu, host, CopyRule(), unit_pages=unit)
+    paged = TierCopy(
+        gpu.view(layers, tokens // 16, 16 * fragment_bytes), host.view(tokens // 16, layers, 16 * fragment_bytes), CopyRule()
+    )
+    took_s = {}
+    for copies, pages, method in ((single, tokens, None), (paged, tokens // 16, "kernel")) * 2:
+        lists = np.arange(pages), np.random.default_rng(0).permutation(pages)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        getattr(copies, way)(*(lists if way == "load" else lists[::-1]), method)
+        end.record()
+        torch.cuda.synchronize()
+        took_s[copies] = start.elapsed_time(end) / 1e3
+    rates = {name: layers * tokens * fragment_bytes / took_s[copies] for name, copies in (("single", single), ("paged", paged))}
+    print(f"{way}: {rates['single'] / 1e9:.1f} GB/s token by token, {rates['paged'] / 1e9:.1f} GB/s in pages of 16")
+    assert rates["single"] > 0.8 * rates["paged"]
+
+
 def test_a_host_page_with_gaps_is_refused(device):
     gpu, host = torch.zeros(2, 4, 512, dtype=torch.uint8, device=device), torch.zeros(4, 2, 1024, dtype=torch.uint8)
     with pytest.raises(ValueError, match="a page of the host's pool must be contiguous"):

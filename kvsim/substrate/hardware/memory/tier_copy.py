@@ -24,9 +24,9 @@ class TierCopy:
 
     ``gpu`` is ``[layer, page, fragment]``; ``host`` is pinned and ``[page, layer, fragment]``, a page contiguous there. Between
     pages there may be gaps, such as the shares of other GPUs.
-    With ``unit_pages``, that many pages form a larger one, ``[layer, page, fragment]`` on the host, where page ``n`` is in the larger
-    page ``n // unit_pages``. A kernel copies them one by one, wherever they are on the GPU; a list may begin or end inside a
-    larger page.
+    With ``unit_pages``, that many pages form a larger one, ``[layer, page, fragment]`` on the host: page ``n`` is in the larger
+    page ``n // unit_pages``. A kernel copies them one by one, wherever they are on the GPU, and layer by layer, in which they
+    are neighbours on the host; a list may begin or end inside a larger page.
     Copies are ordered with the current stream like any kernel. Calls do not wait for the GPU, but a driver whose queue is full
     blocks the caller, so submit long lists for copy engines from a thread. Streams that share a hardware queue wait for each
     other, and copies use several: set ``CUDA_DEVICE_MAX_CONNECTIONS=32`` before CUDA starts.
@@ -238,9 +238,10 @@ class Lane:
 
 
 def fragments_of(host: torch.Tensor, unit_pages: int) -> torch.Tensor:
-    """Return a host pool ``[larger page, layer, fragments]`` as ``[start, layer, fragment]``, where each fragment of the pool is a
-    start: that of a page in its first layer is followed, a layer of the larger page further on, by that in the second. Without
-    larger pages, it is the pool itself.
+    """Return a host pool ``[larger page, layer, fragments]`` as ``[start, layer, fragment]``, without copying.
+
+    Each fragment of the pool is a start: that of a page in its first layer is followed, a layer of the larger page further on,
+    by that in the second. Without larger pages, it is the pool itself. Raises ValueError if there are too many for an int32.
     """
     if unit_pages == 1:
         return host
