@@ -17,7 +17,7 @@ class Loading:
     """The loads of the requests on one engine. Records what they have hit."""
 
     def __init__(self, cache: ServedCache, mover: Mover, prefetching: Prefetching, *, engine: int, is_layerwise: bool) -> None:
-        """``is_layerwise``: a step can follow a load that is under way, layer by layer."""
+        """``is_layerwise``: a step follows a load that is under way, layer by layer, if the substrate can do that."""
         self.env = mover.env
         self.cache = cache
         self.lower = cache.lower
@@ -69,7 +69,7 @@ class Loading:
         loads = job.loads
         while job.ready_loads < len(loads):
             load = loads[job.ready_loads]
-            if not (load.done or self.is_layerwise and load.begun):
+            if not (load.done or self.is_layerwise and load.begun and self.mover.substrate.follows(load)):
                 return False
             job.ready_loads += 1
         return True

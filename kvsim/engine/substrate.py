@@ -86,6 +86,9 @@ class Substrate(Protocol):
     def cancel(self, transfer: Transfer) -> None:
         """End a copy early: its event occurs soon, with the whole pages that have arrived by then."""
 
+    def follows(self, load: Transfer) -> bool:
+        """Return whether a step can follow a load that has begun layer by layer."""
+
     def queued_s(self, edge: Edge) -> float:
         """Return the seconds until everything queued so far has been carried up over an edge."""
 

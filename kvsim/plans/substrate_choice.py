@@ -57,6 +57,7 @@ def open_hardware(plan: Plan, requests: Sequence[Request], caches: Sequence[Serv
         gpu_pages=capacities["gpu"],
         cpu_pages=capacities.get("cpu", 0) // unit_pages * unit_pages,
         disk_pages=capacities.get("disk", 0),
+        is_disk_below_gpu=any(kind_of(tier.name).medium == FILE and tier.above == plan.tiers[0].name for tier in plan.tiers),
         unit_pages=unit_pages,
         max_batch_tokens=plan.engine.max_batch_tokens,
         max_running_requests=plan.engine.max_running_requests,
@@ -130,11 +131,6 @@ def check_hardware(plan: Plan) -> None:
             raise UsageError(
                 f"tiers.{tier.name}: substrate=hardware has no {kind.label}: set tiers.{tier.name}.capacity=0 or "
                 "substrate=simulated"
-            )
-        if kind.is_far and tier.above != kind.above[0]:
-            raise UsageError(
-                f"tiers.{tier.name}.below={tier.above}: substrate=hardware accesses the {kind.label} through pinned memory: "
-                f"set tiers.{tier.name}.below={kind.above[0]}"
             )
         if tier.capacity_pages is None:
             raise UsageError(f"tiers.{tier.name}.capacity is unlimited: substrate=hardware needs a size, such as 40GiB")

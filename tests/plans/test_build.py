@@ -115,8 +115,6 @@ def test_real_hardware_has_settings_of_its_own() -> None:
             [*HARDWARE, "cluster.engines=2", "cluster.engines_per_host=1"],
             "cluster.engines_per_host: substrate=hardware runs on one host: leave it out",
         ),
-        ([*HARDWARE, *STRAIGHT], "tiers.disk.below=gpu: substrate=hardware accesses the disk through pinned memory"),
-        ([*HARDWARE, *STRAIGHT, "tiers.cpu.capacity=10pages"], "tiers.disk.below=gpu: substrate=hardware accesses"),
         (
             [*HARDWARE, "model=nemotron_h_8b", "checkpoint=every_page", "checkpoint.detached=true"],
             "checkpoint.detached_states is null: substrate=hardware needs a number of states to keep",

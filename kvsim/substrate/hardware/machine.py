@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from kvsim.errors import UsageError
@@ -13,6 +14,7 @@ from kvsim.hardware.spec import HardwareSpec
 from kvsim.model.spec import ModelSpec
 from kvsim.substrate.hardware.disk.disk_file import DiskFile
 from kvsim.substrate.hardware.disk.disk_link import DiskLink
+from kvsim.substrate.hardware.disk.passage import BUFFERS, buffer_pages, buffers_of
 from kvsim.substrate.hardware.local_gpu import LocalGpu
 from kvsim.substrate.hardware.memory.host_pool import HostPool, check_host_room, shared_file
 from kvsim.substrate.hardware.model.rank_share import rank_share
@@ -56,6 +58,8 @@ class Demand:
     keeps_disk: bool
     """Whether the disk file is kept for the next run."""
     disk_threads: int
+    is_disk_below_gpu: bool = False
+    """Whether the disk is directly below the GPUs, whose pages then pass through buffers in the host's pool."""
     engines: int = 1
     cpu_tiers: int = 1
     """CPU tiers of ``cpu_pages`` each: one for all engines, or one per engine."""
@@ -69,9 +73,19 @@ class Demand:
     """States that each engine keeps when their pages have left the GPU."""
 
     @property
+    def buffer_pages(self) -> int:
+        """Pages of a buffer between GPUs and disk; 0 without any."""
+        return buffer_pages(self.model.page_bytes(self.page_tokens), self.gpu_pages) if self.is_disk_below_gpu else 0
+
+    @property
+    def buffers(self) -> list[list[np.ndarray]]:
+        """Pages of the host's pool that are such buffers, after those of the CPU tiers."""
+        return buffers_of(self.cpu_pages * self.cpu_tiers, self.buffer_pages)
+
+    @property
     def host_pages(self) -> int:
-        """Pages of all CPU tiers."""
-        return self.cpu_pages * self.cpu_tiers
+        """Pages of the host's pool: of all CPU tiers, and of the buffers."""
+        return self.cpu_pages * self.cpu_tiers + 2 * BUFFERS * self.buffer_pages
 
     @property
     def host_states(self) -> int:
@@ -94,7 +108,8 @@ def open_machine(demand: Demand, device: torch.device) -> HardwareSubstrate:
             undo.callback(remove, scratch)
             undo.callback(disk.close)
         names = PageNames(demand.page_ids, None if disk is None else demand.key)
-        if (host := open_host(demand, "host", demand.host_pages, page_bytes, "tiers.cpu.capacity")) is not None:
+        setting = "tiers.cpu.capacity" if demand.cpu_pages else "tiers.disk.below=gpu"
+        if (host := open_host(demand, "host", demand.host_pages, page_bytes, setting)) is not None:
             undo.callback(host.close)
         state_bytes = demand.model.state_bytes
         if (host_states := open_host(demand, "states", demand.host_states, state_bytes, "tiers.cpu.states")) is not None:
@@ -121,6 +136,7 @@ def open_machine(demand: Demand, device: torch.device) -> HardwareSubstrate:
             hosts=[pool for pool in hosts if pool is not None],
             disk=disk,
             disk_links=disk_links,
+            buffers=demand.buffers,
             scratch=scratch,
         )
         undo.pop_all()

@@ -1,11 +1,11 @@
 """The hardware substrate: pages move between GPUs, host memory and a disk file, and steps are really computed."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from simpy import Environment, Event
@@ -17,6 +17,7 @@ from kvsim.engine.link_use import LinkUse
 from kvsim.engine.substrate import Work, request_of
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.substrate.hardware.disk.disk_link import Disk, DiskLink
+from kvsim.substrate.hardware.disk.passage import Passage, Passing
 from kvsim.substrate.hardware.memory.flight import Flight, Meter
 from kvsim.substrate.hardware.memory.host_pool import HostPool
 from kvsim.substrate.hardware.orders import NOTHING, CopyOrder, Gpu, SendOrder, StateOrder, StepOrder
@@ -24,25 +25,7 @@ from kvsim.substrate.hardware.process.order_book import OrderBook
 from kvsim.substrate.hardware.process.remote_gpu import GpuLost
 from kvsim.substrate.hardware.step_check import StepCheck
 from kvsim.substrate.hardware.step_pages import StepPages, ids_of, slots_of
-
-
-class Carrier(Protocol):
-    """Whoever carries an order for a copy."""
-
-    def cancel(self, number: int) -> None:
-        """End the copy early."""
-
-
-@dataclass(eq=False)
-class UnderWay:
-    """A copy that has not ended: its order, and who carries it."""
-
-    number: int
-    carriers: Sequence[Carrier]
-    done: Event
-    is_state: bool = False
-    """Whether a recurrent state is copied."""
-    is_cancelled: bool = False
+from kvsim.substrate.hardware.under_way import UnderWay
 
 
 class HardwareSubstrate:
@@ -70,10 +53,12 @@ class HardwareSubstrate:
         hosts: Sequence[HostPool],
         disk: Disk | None,
         disk_links: dict[bool, DiskLink],
+        buffers: Sequence[Sequence[np.ndarray]],
         scratch: Path | None = None,
     ) -> None:
-        """``pages`` has one entry per engine; ``disk_links`` are by whether they read. ``rates`` are assumed for links that have
-        carried nothing yet; ``steps`` receives the duration of each step. The folder ``scratch`` is removed at the end."""
+        """``pages`` has one entry per engine; ``disk_links`` are by whether they read. ``buffers`` are pages of the host's pool,
+        for writes to a disk directly below the GPUs, and for reads. ``rates`` are assumed for links that have carried nothing
+        yet; ``steps`` receives the duration of each step. The folder ``scratch`` is removed at the end."""
         self.book, self.clock = book, book.clock
         book.on_lost = self._lost
         self.env: Environment = book.clock
@@ -81,6 +66,11 @@ class HardwareSubstrate:
         self.pages, self.page_tokens, self.page_bytes = pages, page_tokens, page_bytes
         self.rates, self.steps, self.device = rates, steps, device
         self.hosts, self.disk, self.disk_links, self.scratch = hosts, disk, disk_links, scratch
+        self.passages = {
+            False: Passage(self.env, buffers[0], self._order_store, self._order_write),
+            True: Passage(self.env, buffers[1], self._order_read, self._order_load),
+        }
+        """The ways from GPUs to the disk (False), and back."""
         self.meters: dict[tuple[str, int], Meter] = {}
         """By link, such as ``gpu-cpu``, and the number of its engine or disk, once it has been used."""
         self.moved_pages: dict[str, int] = {}
@@ -102,40 +92,88 @@ class HardwareSubstrate:
         sources, targets = (self._places(transfer, tier) for tier in (transfer.source, transfer.target))
         there = len(sources) - len(targets)  # pages that a load from larger pages begins with, and that the GPU has
         sources = sources[there:]
-        meter = self._meter(transfer.source, transfer.target)
-        gpu = transfer.source if transfer.source.level == GPU else transfer.target
-        is_disk = gpu.level != GPU
-        is_state = bool(transfer.nodes) and transfer.nodes[0].is_state
-        number, done = self.book.enter(
-            parties=1 if is_disk else self.ranks,
-            combined=partial(one_or_all, there=there),
-            meter=meter,
-            pages=len(sources),
-            page_bytes=transfer.target.slot_bytes or self.page_bytes,
-            request=request_of(transfer),
-        )
-        if is_disk:
-            page_ids = ids_of(tuple(extent for node in transfer.nodes for extent in node.runs))
-            link = self.disk_links[transfer.source.level == DISK]
-            link.send(Flight(number=number, sources=sources, targets=targets, page_ids=page_ids))
-            self._under_way[transfer] = UnderWay(number, [link], done, is_state)
+        is_up, levels = not transfer.goes_down, {transfer.source.level, transfer.target.level}
+        upper, lower = (targets, sources) if is_up else (sources, targets)
+        if levels == {GPU, DISK}:
+            return self._pass(transfer, upper, lower)
+        booked = {
+            "meter": self._meter(transfer.source, transfer.target),
+            "combined": partial(one_or_all, there=there),
+            "pages": len(sources),
+            "page_bytes": transfer.target.slot_bytes or self.page_bytes,
+            "request": request_of(transfer),
+        }
+        if GPU in levels:
+            gpu = transfer.target if is_up else transfer.source
+            order = self._order_copy(gpu.owner, upper, lower, is_load=is_up, of_states=gpu.slot_bytes is not None, **booked)
         else:
-            is_load, ranks = gpu is transfer.target, self._gpus_of(gpu.owner)
-            gpu_slots, host_slots = (targets, sources) if is_load else (sources, targets)
-            of_states = gpu.slot_bytes is not None
-            order = CopyOrder(
-                number=number,
-                is_load=is_load,
-                gpu_slots=gpu_slots,
-                host_slots=host_slots,
-                of_states=of_states,
-                after=self._state_orders_of(gpu.owner, gpu_slots, in_own_pool=of_states),
-            )
-            for rank in ranks:
-                rank.copy(order)
-            self._under_way[transfer] = UnderWay(number, ranks, done, is_state)
-        done.callbacks.append(lambda event: self._landed(transfer, there + len(sources), there, event))
+            order = self._order_disk(lower, upper, page_ids_of(transfer), is_read=is_up, **booked)
+        order.is_state = bool(transfer.nodes) and transfer.nodes[0].is_state
+        self._under_way[transfer] = order
+        order.done.callbacks.append(lambda event: self._landed(transfer, there + len(sources), there, event))
+        return order.done
+
+    def _order_copy(
+        self, engine: int, gpu_slots: np.ndarray, host_slots: np.ndarray, *, is_load: bool, of_states: bool = False, **booked: Any
+    ) -> UnderWay:
+        """Order a copy between the GPUs of an engine and the host's pool."""
+        number, done = self.book.enter(parties=self.ranks, **booked)
+        order = CopyOrder(
+            number=number,
+            is_load=is_load,
+            gpu_slots=gpu_slots,
+            host_slots=host_slots,
+            of_states=of_states,
+            after=self._state_orders_of(engine, gpu_slots, in_own_pool=of_states),
+        )
+        ranks = self._gpus_of(engine)
+        for rank in ranks:
+            rank.copy(order)
+        return UnderWay(number, ranks, done)
+
+    def _order_disk(
+        self, slots: np.ndarray, host_slots: np.ndarray, page_ids: np.ndarray, *, is_read: bool, **booked: Any
+    ) -> UnderWay:
+        """Order a copy between the disk and the host's pool."""
+        number, done = self.book.enter(**booked)
+        link, (sources, targets) = self.disk_links[is_read], (slots, host_slots) if is_read else (host_slots, slots)
+        link.send(Flight(number=number, sources=sources, targets=targets, page_ids=page_ids))
+        return UnderWay(number, [link], done)
+
+    def _pass(self, transfer: Transfer, gpu_slots: np.ndarray, disk_slots: np.ndarray) -> Event:
+        """Copy pages between a GPU and the disk directly below it."""
+        gpu = transfer.source if transfer.goes_down else transfer.target
+        passing = Passing(gpu=gpu.owner, gpu_slots=gpu_slots, disk_slots=disk_slots, page_ids=page_ids_of(transfer))
+        meter, asked = self._meter(transfer.source, transfer.target), len(gpu_slots) * self.page_bytes
+        meter.ask(asked)
+        done = self.env.process(self.passages[not transfer.goes_down].carry(passing))
+
+        def landed(event: Event) -> None:
+            del self._under_way[transfer]
+            arrived: Any = event.value
+            self._count(transfer.name, arrived)
+            transfer.has_fault = not transfer.goes_down and passing.is_short
+            meter.book(passing.began_s, self.env.now, arrived * self.page_bytes, asked, request_of(transfer))
+
+        done.callbacks.append(landed)
+        self._under_way[transfer] = UnderWay(-1, [passing], done)
         return done
+
+    def _order_load(self, passing: Passing, part: slice, host_slots: np.ndarray) -> UnderWay:
+        return self._order_copy(passing.gpu, passing.gpu_slots[part], host_slots, is_load=True)
+
+    def _order_store(self, passing: Passing, part: slice, host_slots: np.ndarray) -> UnderWay:
+        return self._order_copy(passing.gpu, passing.gpu_slots[part], host_slots, is_load=False)
+
+    def _order_read(self, passing: Passing, part: slice, host_slots: np.ndarray) -> UnderWay:
+        return self._order_disk(passing.disk_slots[part], host_slots, passing.page_ids[part], is_read=True)
+
+    def _order_write(self, passing: Passing, part: slice, host_slots: np.ndarray) -> UnderWay:
+        return self._order_disk(passing.disk_slots[part], host_slots, passing.page_ids[part], is_read=False)
+
+    def follows(self, load: Transfer) -> bool:
+        """Pages of a disk arrive whole, and some may not arrive at all."""
+        return load.source.level != DISK
 
     def _landed(self, transfer: Transfer, pages: int, there: int, event: Event) -> None:
         order = self._under_way.pop(transfer)
@@ -146,9 +184,7 @@ class HardwareSubstrate:
 
     def cancel(self, transfer: Transfer) -> None:
         if (order := self._under_way.get(transfer)) is not None:
-            order.is_cancelled = True
-            for carrier in order.carriers:
-                carrier.cancel(order.number)
+            order.cancel()
 
     def _order_states(self, engine: int) -> None:
         """Order the copies of states that the cache's decisions require, before anything else uses their slots."""
@@ -215,14 +251,14 @@ class HardwareSubstrate:
         return self.gpus[engine * self.ranks : (engine + 1) * self.ranks]
 
     def _meter(self, source: Tier, target: Tier) -> Meter:
-        """Return the meter of the link from one tier to another."""
-        key = f"{source.name}-{target.name}", (target if source.level == CPU else source).owner
+        """Return the meter of the link from one tier to another: that of a GPU, or of a disk below host memory."""
+        levels = source.level, target.level
+        key = f"{source.name}-{target.name}", (source if levels in ((GPU, CPU), (GPU, DISK), (DISK, CPU)) else target).owner
         if (meter := self.meters.get(key)) is None:
             spec = self.rates
-            to_host, to_gpu = spec.device_to_host_bytes_per_s, spec.host_to_device_bytes_per_s
-            rates = {(GPU, CPU): to_host, (CPU, GPU): to_gpu, (DISK, CPU): spec.disk_read_bytes_per_s}
-            meter = Meter(rates.get((source.level, target.level), spec.disk_write_bytes_per_s))
-            self.meters[key] = meter
+            rates = {(GPU, CPU): spec.device_to_host_bytes_per_s, (CPU, GPU): spec.host_to_device_bytes_per_s}
+            of_disk = spec.disk_read_bytes_per_s if source.level == DISK else spec.disk_write_bytes_per_s
+            meter = self.meters[key] = Meter(rates.get(levels, of_disk))
         return meter
 
     def queued_s(self, edge: Edge) -> float:
@@ -363,6 +399,11 @@ def one_or_all(values: list[int], there: int = 0) -> int | list[int]:
     """Return the pages that arrived: one number, or one per rank. If any did, so many more were ``there`` before."""
     pages = [value + there if value else 0 for value in values]
     return pages[0] if len(pages) == 1 else pages
+
+
+def page_ids_of(transfer: Transfer) -> np.ndarray:
+    """Return the ids of a transfer's pages, in copy order."""
+    return ids_of(tuple(extent for node in transfer.nodes for extent in node.runs))
 
 
 def remove(folder: Path | None) -> None:

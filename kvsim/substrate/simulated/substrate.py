@@ -83,6 +83,9 @@ class SimulatedSubstrate:
         if transfer in self.flows:
             self.wiring.channel(transfer).cancel(self.flows[transfer])
 
+    def follows(self, load: Transfer) -> bool:
+        return True
+
     def queued_s(self, edge: Edge) -> float:
         return self.wiring.reads(edge).queued_s()
 

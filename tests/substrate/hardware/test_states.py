@@ -13,6 +13,7 @@ from kvsim.cli import main  # noqa: E402
 from kvsim.core.request import Request  # noqa: E402
 from kvsim.errors import UsageError, WrongResult  # noqa: E402
 from kvsim.run.play import check_verified  # noqa: E402
+from kvsim.substrate.hardware.disk import passage  # noqa: E402
 from tests.engine.small import ask, make_requests  # noqa: E402
 from tests.substrate.hardware.small import PAGE_TOKENS, SMALL, in_turn, plan, serve, tiers  # noqa: E402
 
@@ -61,6 +62,14 @@ def test_states_in_pages_are_as_simulated_and_right_in_all_tiers(placement, tmp_
     settings = [*tiers(14, 14, 90), f"placement={placement}", "checkpoint=last"]
     real = run_both(tmp_path, (*STORY, *STORY), *settings)
     assert real.hit_pages.sum(axis=0)[1:].all(), "the tiers below are hit"
+    assert real.hardware["verified_states"] == real.checkpoints["used"] > 0
+
+
+def test_states_in_pages_pass_to_a_disk_below_the_gpu_and_back(tmp_path, monkeypatch):
+    """Parts of three pages, of which a state has four."""
+    monkeypatch.setattr(passage, "BUFFER_BYTES", 3 * 512)
+    real = run_both(tmp_path, (*STORY, *STORY), *tiers(14, 0, 90), "tiers.disk.below=gpu", "checkpoint=last")
+    assert real.hit_pages[:, 2].any(), "the disk is hit"
     assert real.hardware["verified_states"] == real.checkpoints["used"] > 0
 
 
