@@ -66,7 +66,7 @@ def page_copy_kernel(
     """Copy tiles of ROWS pieces, one after another, while the next tiles are already being read.
 
     A page has LAYERS fragments of FRAGMENT_PIECES pieces; the last piece may be shorter than COLUMNS. Pieces are in the order of
-    the pages, ``entries`` in all; with IS_BY_LAYER, in that of the layers.
+    the pages, ``entries`` in all; with IS_BY_LAYER in that of the layers, however many LAYERS there are.
     With IS_PACED, a program writes a tile every ``tile_ns`` at most; when it is late, it makes up for one tile.
     """
     row = tl.arange(0, ROWS)
@@ -142,7 +142,7 @@ def copy_pages(
         *strides,
         fragment_bytes // UNIT_BYTES,
         int(1e9 * tile_bytes * programs / bytes_per_s) if bytes_per_s else 0,
-        LAYERS=layers,
+        LAYERS=1 if is_by_layer else layers,  # one kernel for any number of layers
         FRAGMENT_PIECES=fragment_pieces,
         ROWS=rows,
         COLUMNS=piece_bytes // WORD_BYTES,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,8 +91,11 @@ class Passage:
         """Move the first pages of a part from a buffer, which is then free. Returns the event of the end."""
         part = slice(start, start + pages)
         end = self._second(passing, part, buffer[:pages]).done if pages else self._env.timeout(0, 0)
-        end.callbacks.append(lambda _: self._buffers.put(buffer))
+        end.callbacks.append(partial(self._free, buffer))
         return end
+
+    def _free(self, buffer: np.ndarray, _: Event) -> None:
+        self._buffers.put(buffer)
 
 
 def buffer_pages(page_bytes: int, most: int) -> int:
