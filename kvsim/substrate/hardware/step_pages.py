@@ -10,7 +10,7 @@ from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.transfers import is_gap
 from kvsim.engine.substrate import Work
-from kvsim.pages.extents import Extent
+from kvsim.pages.extents import Extent, count_pages, split_extents
 from kvsim.substrate.hardware.orders import NOTHING, ChunkPages, DecodePages
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class StepPages:
         is_first, is_last = self._begun.get(job) is not lease, end == job.target_tokens
         self._begun[job] = lease
         all_slots = slots_of(lease)
-        ids = self._ids(job.request)
+        ids = ids_of(self._extents(job.request))
         is_there = np.repeat([not is_gap(node, lease.gpu) for node in path], [node.pages for node in path]).astype(bool)
         beyond = lease.gpu_pages + lease.loaded_pages - len(is_there)  # loaded pages that are in no node yet
         is_there = np.append(is_there, np.ones(max(0, beyond), dtype=bool))
@@ -94,10 +94,10 @@ class StepPages:
         assert lease is not None
         context, filled, filled_ids = job.cached_tokens(work.decode_step), NOTHING, NOTHING
         first, end = context // self.page_tokens, (context + work.max_steps) // self.page_tokens
-        if self.caches_output and end > first:
-            ids = self._ids(job.request)
-            filled = np.arange(first, min(end, len(ids)))
-            filled_ids = ids[filled]
+        if self.caches_output:
+            extents = self._extents(job.request)
+            filled = np.arange(first, min(end, count_pages(extents)))
+            filled_ids = ids_of(split_extents(split_extents(extents, first)[1], len(filled))[0])
         return DecodePages(
             request=number,
             context_tokens=context,
@@ -117,12 +117,9 @@ class StepPages:
         pages = tokens // self.page_tokens
         return min(max(pages, request.prompt_pages) if tokens >= request.prompt_tokens else pages, named_pages)
 
-    def _ids(self, request: Request) -> np.ndarray:
+    def _extents(self, request: Request) -> tuple[Extent, ...]:
         """Return the ids of a request's pages: those of its prompt and, if they may be reused, of its answer."""
-        extents = request.runs
-        if self.caches_output and request.output_runs:
-            extents = (*extents, *request.output_runs)
-        return ids_of(extents)
+        return (*request.runs, *(request.output_runs or ())) if self.caches_output else request.runs
 
 
 def slots_of(lease: Lease) -> np.ndarray:

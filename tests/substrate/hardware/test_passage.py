@@ -69,7 +69,8 @@ def test_pages_in_each_other_s_places_are_found_out(tmp_path):
 
 
 def test_what_the_disk_does_not_deliver_is_computed(tmp_path):
-    """The file is damaged in the fourth page of the first prompt, the second of its part: three pages are hit."""
+    """The file is damaged in the fourth page of the first prompt, the second of its part: three pages are hit, and all six once
+    it has been written again."""
 
     def damage(substrate):
         write = substrate.disk.write
@@ -88,13 +89,13 @@ def test_what_the_disk_does_not_deliver_is_computed(tmp_path):
         substrate.disk.write = damaged
 
     writes: list[object] = []
-    requests = in_turn("abcdef", "klmnop", "abcdef", "abcdef")
+    requests = in_turn("abcdef", "klmnop", "abcdef", "klmnop", "abcdef")
     outcome = serve(plan(tmp_path, *tiers(7, 0, 30), BELOW_GPU), requests, meddle=damage)
     assert outcome.hit_pages[2].tolist() == [0, 0, 3]
-    assert outcome.hit_pages[3].tolist() == [6, 0, 0]
+    assert outcome.hit_pages[3:].tolist() == [[0, 0, 6], [0, 0, 6]]
     found = outcome.hardware
     assert found["disk_faults"] == {"checksum": 1}
-    assert (found["verified_pages"], found["wrong_words"]) == (3 + 6, 0)
+    assert (found["verified_pages"], found["wrong_words"]) == (3 + 6 + 6, 0)
 
 
 def test_pages_on_disk_outlive_a_run(tmp_path):
@@ -138,10 +139,12 @@ class Halves:
     def __init__(self):
         self.env, self.log = simpy.Environment(), []
 
-    def half(self, name, page_s, shortest=99):
+    def half(self, name, page_s, shortest=99, lost=()):
+        """A way on which no page arrives from page ``shortest`` on, and those in ``lost`` do not either."""
+
         def begin(passing, part, rows):
             self.log.append((self.env.now, name, rows.tolist()))
-            pages = min(part.stop, shortest) - part.start
+            pages = min(part.stop, shortest, *(page for page in lost if page >= part.start)) - part.start
             done = self.env.event()
             ending = self.env.timeout(page_s * pages, pages)
             ending.callbacks.append(lambda event: done.succeed(event.value) if not done.triggered else None)
@@ -164,8 +167,8 @@ def passing(pages):
     return Passing(gpu=0, gpu_slots=slots, disk_slots=slots, page_ids=slots)
 
 
-def way(halves, shortest=99):
-    first, second = halves.half("first", 1, shortest), halves.half("second", 2)
+def way(halves, shortest=99, lost=()):
+    first, second = halves.half("first", 1, shortest), halves.half("second", 2, lost=lost)
     return Passage(halves.env, passage.buffers_of(10, 2)[0], first, second)
 
 
@@ -199,6 +202,14 @@ def test_pages_after_one_that_does_not_arrive_are_not_brought(shortest, arrived)
     end = halves.env.process(way(halves).carry(after))
     halves.env.run()
     assert (end.value, after.is_short) == (1, False)
+
+
+def test_pages_behind_one_that_is_lost_half_way_do_not_count():
+    """The first part loses its second page; the others arrive."""
+    halves, behind = Halves(), passing(6)
+    end = halves.env.process(way(halves, lost=[1]).carry(behind))
+    halves.env.run()
+    assert (end.value, behind.is_short) == (1, False)
 
 
 def test_a_transfer_that_is_cancelled_ends_with_the_pages_that_are_on_their_way():
