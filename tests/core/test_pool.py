@@ -1,5 +1,7 @@
 """Page slots: counted, or numbered one by one."""
 
+from random import Random
+
 import numpy as np
 import pytest
 
@@ -43,3 +45,32 @@ def test_chosen_slots_are_taken_all_or_none() -> None:
         pool.take_these(np.array([4, 4]))
     pool.take_these(np.array([4, 2]))
     assert (pool.free, pool.peak_pages) == (2, 4) and pool.take(2).tolist() == [3, 5]
+
+
+def test_a_page_of_several_slots_has_neighbours_whatever_comes_and_goes() -> None:
+    """20 slots have room for six pages of three, in any order of their ids."""
+    pool, rng = SlotPool(20), Random(0)
+    places, stored = pool.places(3), set[int]()
+    for step in range(300):
+        page = rng.randrange(12)
+        if page in stored:
+            stored.remove(page)
+            pool.give(places.pop((page, 1)))
+        elif len(stored) < 6:
+            pages = 2 if len(stored) < 5 and page + 1 not in stored else 1
+            stored |= {page, page + pages - 1}
+            places.put((page, pages), pool.take(3 * pages))
+        slots = {each: places.at((each, 1)).tolist() for each in stored}
+        assert all(first % 3 == 0 and [first, first + 1, first + 2] == [first, *others] for first, *others in slots.values())
+        taken = [slot for each in slots.values() for slot in each]
+        assert sorted([*taken, *pool.free_slots().tolist()]) == list(range(20)), f"slots are lost in step {step}"
+        assert places.slots == len(taken)
+    pool.give(places.pop_all())
+    assert (pool.free, places.slots) == (20, 0)
+
+
+def test_a_pool_that_counts_counts_places_too() -> None:
+    pool = Pool(20)
+    places = pool.places(3)
+    places.put((5, 4), pool.take(12))
+    assert (places.at((6, 2)), places.pop((5, 1)), places.slots, places.pop_all(), places.slots) == (6, 3, 9, 9, 0)
