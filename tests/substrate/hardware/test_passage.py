@@ -59,6 +59,23 @@ def test_many_at_a_time_reuse_right_pages(tmp_path):
         assert (link.intervals[:, 1] >= link.intervals[:, 0]).all() and len(link.intervals) == link.transfers
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_pages_pass_both_ways_beside_steps_and_copies(tmp_path, monkeypatch):
+    """Layers wide enough to take a while, in bf16, and parts of seven pages of 128 KiB; then again with all that is on disk."""
+    wide = ["model.layers=8", "model.hidden_size=1024", "model.heads=8", "model.kv_heads=8", "model.head_dim=128"]
+    wide += ["model.mlp_width=4096", "model.kv_dtype_bytes=2", "model.weight_dtype_bytes=2"]
+    monkeypatch.setattr(passage, "BUFFER_BYTES", 7 << 17)
+    words = ["".join(chr(ord("a") + (seed * step) % 26) for step in range(1, 40)) for seed in (1, 3, 5, 1, 7, 9, 3, 5, 11, 1)]
+    asks = [ask(word[: 20 + number], output=8, after=max(-1, number - 3)) for number, word in enumerate(words)]
+    settings = [*tiers(110, 30, 400), BELOW_GPU, *wide, f"disk.folder={tmp_path / 'kept'}"]
+    for restored in (False, True):
+        outcome = serve(plan(tmp_path, *settings), make_requests(asks, PAGE_TOKENS))
+        found = outcome.hardware
+        assert not outcome.status.any() and outcome.hit_pages[:, 2].sum() > 0
+        assert found["wrong_words"] == 0 and found["verified_pages"] >= outcome.hit_pages.sum()
+        assert found["disk_faults"] == {} and (found["restored_pages"] > 0) == restored
+
+
 def test_pages_in_each_other_s_places_are_found_out(tmp_path):
     def swap(substrate):
         load = substrate.gpus[0].copy
