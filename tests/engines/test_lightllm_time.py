@@ -366,7 +366,10 @@ def test_engines_have_cpu_memory_of_their_own() -> None:
     assert sorted(set(outcome.engine.tolist())) == [0, 1]
 
 
-def test_a_validation_uses_kvsim_s_own_rules() -> None:
-    overrides = ["preset=lightllm", "tiers.disk.capacity=0", "tiers.cpu.capacity=1GiB", "hardware=h100"]
+def test_a_validation_has_the_same_rules_on_both_sides_but_with_a_disk() -> None:
+    overrides = ["preset=lightllm", "tiers.disk.capacity=0", "tiers.cpu.capacity=64MiB", "hardware=h100"]
     built = build_run(compose(overrides), command="validate", overrides=overrides)
-    assert built.rules_note.startswith("kvsim's own: those of LightLLM do not cover kvsim validate with tiers gpu, cpu")
+    assert isinstance(built.rules, LightLLMRules) and not built.rules_note
+    overrides[1] = "tiers.disk.capacity=64MiB"
+    built = build_run(compose(overrides), command="validate", overrides=overrides)
+    assert built.rules_note.startswith("kvsim's own: those of LightLLM do not cover kvsim validate with tiers gpu, cpu, disk")
