@@ -146,15 +146,24 @@ def test_the_schedule_of_vllm_goes_by_arrival_or_priority() -> None:
         assert "vLLM's schedule is by arrival or by priority" in problem("rules=vllm", *settings, command="simulate")
 
 
-def test_engines_with_a_schedule_have_no_choice_when_computed_pages_are_found() -> None:
-    for rules, engine in (("vllm", "vLLM"), ("sglang", "SGLang")):
-        found = problem(f"rules={rules}", "+rules.cache_chunks=false", command="simulate")
-        assert found.startswith(
-            f"rules.cache_chunks=false is not supported by {engine}'s rules: set it to true, or set rules=default"
-        )
-    for rules in ("default", "lightllm", "fastdeploy"):
-        key = "rules.cache_chunks" if rules == "default" else "+rules.cache_chunks"
-        assert not plan(f"rules={rules}", f"{key}=false", command="simulate").rules.cache_chunks
+@pytest.mark.parametrize(
+    ("rules", "engine"), [("vllm", "vLLM"), ("sglang", "SGLang"), ("lightllm", "LightLLM"), ("fastdeploy", "FastDeploy")]
+)
+def test_engines_whose_rules_run_in_time_have_no_choice_when_computed_pages_are_found(rules: str, engine: str) -> None:
+    found = problem(f"rules={rules}", "+rules.cache_chunks=false", command="simulate")
+    assert found.startswith(
+        f"rules.cache_chunks=false is not supported by {engine}'s rules: set it to true, or set rules=default"
+    )
+
+
+def test_own_rules_in_place_of_an_engines_have_that_choice() -> None:
+    tiers = [f"tiers.{tier}.capacity=9GiB" for tier in ("cpu", "disk")]
+    for settings in (
+        ["rules=default", "rules.cache_chunks=false"],
+        ["preset=lightllm", *tiers, "page_tokens=256", "+rules.cache_chunks=false"],
+        ["preset=lightllm_hybrid", "+rules.cache_chunks=false"],
+    ):
+        assert not plan(*settings, command="simulate").rules.cache_chunks
 
 
 def test_thresholds_of_duplicates_have_no_effect_where_there_are_none() -> None:

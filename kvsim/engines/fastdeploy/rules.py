@@ -18,6 +18,7 @@ class FastDeployRules(Rules):
     """
 
     engine: ClassVar[str] = "FastDeploy"
+    fixed_settings: ClassVar[Sequence[str]] = ("cache_chunks",)
     knows_images: ClassVar[bool] = True
     knows_resets: ClassVar[bool] = True
     covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu", "disk")

@@ -21,6 +21,7 @@ class LightLLMRules(Rules):
 
     engine: ClassVar[str] = "LightLLM"
     covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu")
+    fixed_settings: ClassVar[Sequence[str]] = ("cache_chunks",)
     has_coarse_pages: ClassVar[bool] = True
 
     def covers(self, command: str, tiers: Sequence[str]) -> bool:
