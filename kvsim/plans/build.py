@@ -248,13 +248,17 @@ def check_output(folder: Path) -> None:
 
 
 def _rules(config: Config, command: str, tiers: list[str]) -> tuple[Rules, str]:
-    """Return the rules that apply to a command with these tiers and, if they stand in for those of an engine, a line about it."""
+    """Return the rules that apply to a command with these tiers and, if they stand in for those of an engine, a line about it.
+
+    Raises UsageError if they do not support the command, a tier or a setting.
+    """
     chosen = construct(Rules, config.get("rules"), "rules")
     if chosen.cache_output is None and not chosen.can_cache_answers(command, tiers):
         chosen = replace(chosen, cache_output=False)
         config["rules"]["cache_output"] = False
     try:
         applied = chosen.for_command(command, tiers)
+        applied.check(command, tiers)
     except ValueError as error:
         raise UsageError(with_key("rules", str(error), config["rules"])) from error
     if applied.engine == chosen.engine:

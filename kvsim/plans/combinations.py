@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from kvsim.errors import UsageError
 from kvsim.hardware.tier_kinds import FILE, REMOTE, TIER_KINDS, kind_of
 from kvsim.plans.capacity import check_numbered
-from kvsim.plans.construct import with_key
 from kvsim.plans.gpu_memory import check_fits
 from kvsim.plans.plan import Plan
 from kvsim.plans.substrate_choice import SUBSTRATES
@@ -34,11 +33,6 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
 
     A prefetch policy chosen by the user needs a disk tier. One that comes with a preset does not: it belongs to the engine.
     """
-    names = [tier.name for tier in plan.tiers]
-    try:
-        plan.rules.check(command, names)
-    except ValueError as error:
-        raise UsageError(with_key("rules", str(error), plan.config["rules"])) from error
     if any(tier.unit_pages > 1 for tier in plan.tiers) and not plan.rules.has_coarse_pages:
         raise UsageError(
             "tiers.cpu.page_tokens: larger CPU pages work only with rules=lightllm, in kvsim replay or simulate, without a disk "

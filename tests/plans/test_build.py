@@ -143,7 +143,13 @@ def test_the_schedule_of_vllm_goes_by_arrival_or_priority() -> None:
     for settings in ([], ["scheduling=priority"]):
         assert plan("rules=vllm", *settings, command="simulate")
     for settings in (["scheduling=longest_prefix"], ["scheduling=priority", "scheduling.max_wait_s=9"]):
-        assert "vLLM's schedule is by arrival or by priority" in problem("rules=vllm", *settings, command="simulate")
+        expected = "vLLM's schedule is by arrival or, without CPU offloading, by priority"
+        assert expected in problem("rules=vllm", *settings, command="simulate")
+
+
+def test_a_tier_that_rules_do_not_have_is_refused_before_its_settings() -> None:
+    found = problem("preset=sglang_mamba", "tiers.cpu.capacity=1GiB", command="replay")
+    assert found.startswith("rules: SGLang's rules for hybrid models have no cpu tier: set tiers.cpu.capacity=0")
 
 
 @pytest.mark.parametrize(

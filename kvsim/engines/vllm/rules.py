@@ -72,13 +72,13 @@ class VLLMRules(Rules):
             raise ValueError("offload_prompt_only=false needs cache_output=true, since pages of answers have no names otherwise")
 
     def check_schedule(self, scheduling: Any, page_tokens: int, max_batch_tokens: int) -> None:
-        if scheduling.goes_by() not in (ARRIVAL, PRIORITY):
-            raise ValueError(
-                f"scheduling: {type(scheduling).__name__}: vLLM's schedule is by arrival or by priority, without a bound: set "
-                "scheduling=fcfs, scheduling=priority with scheduling.max_wait_s=null, or rules=default"
-            )
         if self.loop == "overlap":
             _check_by_arrival(scheduling)
+        if scheduling.goes_by() not in (ARRIVAL, PRIORITY):
+            raise ValueError(
+                f"scheduling: {type(scheduling).__name__}: vLLM's schedule is by arrival or, without CPU offloading, by priority "
+                "without a bound: set scheduling=fcfs, scheduling=priority with scheduling.max_wait_s=null, or rules=default"
+            )
 
     def server(self, setup: CacheSetup) -> VLLMCache:
         return VLLMCache(setup.tiers, setup.edges, self, setup.page_tokens)
