@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from kvsim.core.fan_out import TOGETHER, FanOut
 from kvsim.core.questions import Checkpoints
 from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache, Server
@@ -97,6 +98,9 @@ class Rules:
 
     knows_resets: ClassVar[bool] = False
     """Whether an engine's rules allow a trace to reset the cache. kvsim's own rules do."""
+
+    samples: ClassVar[FanOut | None] = TOGETHER
+    """How several answers to one prompt begin; None if an engine's rules do not support them."""
 
     recompute_last_token: bool = True
     """The last prompt token is always computed, so a fully cached prompt that ends on a page boundary loses its last page."""

@@ -11,10 +11,8 @@ from kvsim.core.tier import CPU, DISK, GPU, Edge, Tier
 from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.core.tree import INCOMING, READY, Node
 from kvsim.engines.fastdeploy.swaps import SwapLease, Swaps
+from kvsim.engines.own_ids import own_ids
 from kvsim.pages.extents import Extent, join_extents, split_extents
-
-OWN_IDS = 1 << 32
-"""Page ids that each request has for an answer that the trace does not tell: below 0, where no trace has any."""
 
 
 class SteppedSwaps(ServedCache):
@@ -97,7 +95,7 @@ class SteppedSwaps(ServedCache):
             return prompt
         answer = request.output_runs
         if answer is None:
-            answer = ((-(request.index + 1) * OWN_IDS, pages - request.prompt_pages),)
+            answer = ((own_ids(request), pages - request.prompt_pages),)
         return split_extents(join_extents(prompt, answer), pages)[0]
 
     # --- admission -------------------------------------------------------------------------------------------------------

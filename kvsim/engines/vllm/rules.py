@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+from kvsim.core.fan_out import AT_ONCE, FanOut
 from kvsim.core.rules import OWN, CacheSetup, Rules
 from kvsim.core.serving import ServedCache
 from kvsim.core.tier import GPU
@@ -32,6 +33,7 @@ class VLLMRules(Rules):
     """
 
     engine: ClassVar[str] = "vLLM"
+    samples: ClassVar[FanOut | None] = AT_ONCE
     covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu")
     refuses_other_tiers: ClassVar[bool] = True
     fixed_settings: ClassVar[Sequence[str]] = ("cache_chunks",)
@@ -128,6 +130,7 @@ class VLLMHybridRules(Rules):
 
     engine: ClassVar[str] = "vLLM"
     covers_time: ClassVar[bool] = False
+    samples: ClassVar[FanOut | None] = None
     covered_tiers: ClassVar[Sequence[str]] = ("gpu",)
     fixed_settings: ClassVar[Sequence[str]] = ("recompute_last_token", "cache_output")
     serves_hybrid_models: ClassVar[bool] = True
