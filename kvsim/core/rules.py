@@ -102,6 +102,9 @@ class Rules:
     samples: ClassVar[FanOut | None] = TOGETHER
     """How several answers to one prompt begin; None if an engine's rules do not support them."""
 
+    knows_persistent: ClassVar[bool] = False
+    """Whether an engine's rules keep persistent prompts of a trace on the GPU. kvsim's own rules do."""
+
     recompute_last_token: bool = True
     """The last prompt token is always computed, so a fully cached prompt that ends on a page boundary loses its last page."""
 

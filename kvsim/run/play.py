@@ -169,7 +169,7 @@ def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
     rules = plan.rules
     if rules.engine:
         for what, is_there in (
-            ("has persistent prompts", any(request.persistent for request in requests)),
+            ("has persistent prompts", not rules.knows_persistent and any(request.persistent for request in requests)),
             ("resets the cache", not rules.knows_resets and any(request.resets for request in requests)),
             ("asks for several samples of an answer", rules.samples is None and has_samples(requests)),
             ("has images that no hit may end inside", not rules.knows_images and any(request.images for request in requests)),

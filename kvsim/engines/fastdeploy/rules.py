@@ -22,6 +22,7 @@ class FastDeployRules(Rules):
     fixed_settings: ClassVar[Sequence[str]] = ("cache_chunks",)
     knows_images: ClassVar[bool] = True
     knows_resets: ClassVar[bool] = True
+    knows_persistent: ClassVar[bool] = True
     samples: ClassVar[FanOut | None] = AT_ONCE
     covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu", "disk")
 
