@@ -12,9 +12,11 @@ class FanOut:
 
     kvsim's own    one request, which needs room for all samples; the others begin when the first has computed the prompt
     ``are_apart``  a request for each sample, which need no room together
+    ``are_forked`` one request, whose samples share all of its prompt: none computes its last token again (``ServedCache.fork``)
     """
 
     are_apart: bool = False
+    are_forked: bool = False
     has_warm_up: bool = False
     """Whether a request without an answer computes the prompt, and those of the samples come when it has ended."""
 
@@ -35,4 +37,5 @@ class FanOut:
 
 TOGETHER: Final = FanOut()
 AT_ONCE: Final = FanOut(are_apart=True)
+FORKED: Final = FanOut(are_forked=True)
 AFTER_WARM_UP: Final = FanOut(are_apart=True, has_warm_up=True)

@@ -123,7 +123,9 @@ def _build_server(plan: Plan, setup: CacheSetup, requests: list[Request], log: E
             cache.watch(CacheLog(log, cache.tiers))
         server = CacheServer(cache, build_prefetching(plan, requests, cache))
     samples = plan.rules.samples
-    return server if samples is None or not has_samples(requests) else SampleServer(server, samples)
+    if samples is None or samples.are_forked or not has_samples(requests):
+        return server
+    return SampleServer(server, samples)
 
 
 def _check_requests(plan: Plan, requests: Sequence[Request], settings: ReplaySettings) -> None:

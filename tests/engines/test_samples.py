@@ -16,10 +16,12 @@ from kvsim.engine.engine import Engine, EngineSettings
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engines.fastdeploy.rules import FastDeployRules
+from kvsim.engines.lightllm.rules import LightLLMRules
 from kvsim.engines.sglang.rules import SGLangRules
 from kvsim.engines.vllm.rules import VLLMRules
 from kvsim.errors import UsageError
 from kvsim.hardware.spec import HardwareSpec
+from kvsim.pages.extents import split_extents
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.prefetch.base import Offer
@@ -72,6 +74,68 @@ def replayed(name: str, requests: list[Request], gpu: int, *settings: str) -> Ou
 
 
 # --- in time ---
+
+
+def test_in_lightllm_samples_share_all_of_a_prompt_and_decode_at_once() -> None:
+    """17 s for the prompt, and 10 steps of 3 tokens. They share 4 pages of 7; a request that comes later finds these at once,
+    which it does not find of a prompt with one answer before that has ended. It computes 1 token in one of the steps."""
+    for samples, found in ((3, 4), (1, 0)):
+        requests = sampled(make_requests([ask(A, output=11), ask(A, 18.0)]), samples)
+        outcome = serve(LightLLMRules(cache_output=False), requests, 40)
+        assert outcome.ttft_s[0] == seconds(17)
+        assert hits(outcome, 1)[0] == found
+        assert outcome.e2e_s[0] == seconds(17 + 10 * samples + (1 if found else 17))
+    outcome = serve(LightLLMRules(cache_output=False), sampled(make_requests([ask(A, output=11)]), 3), 14)
+    assert outcome.tiers["gpu"].peak_pages == 4 + 3 * 3
+
+
+def test_lightllm_rejects_a_request_whose_samples_do_not_fit_together() -> None:
+    """They take 13 pages, which must be fewer than there are."""
+    for gpu, status in ((14, FINISHED), (13, REJECTED)):
+        for command in ("time", "replay"):
+            requests = sampled(make_requests([ask(A, output=11), ask(B, 100)]), 3)
+            rules = LightLLMRules(cache_output=False)
+            outcome = serve(rules, requests, gpu) if command == "time" else replayed("lightllm", requests, gpu)
+            assert outcome.status.tolist() == [status, FINISHED]
+
+
+@pytest.mark.parametrize("at_s", [5.0, 17.5, 30.0])
+def test_an_engine_of_lightllm_that_fails_serves_the_samples_when_it_is_back(at_s: float) -> None:
+    requests = sampled(make_requests([ask(A, output=11), ask(A, 1.0, output=5), ask(B, 2.0, output=1)]), 3, 2, 4)
+    outcome = serve(LightLLMRules(), requests, 60, failures=[Failure(engine=0, at_s=at_s, back_after_s=5.0)])
+    assert outcome.status.tolist() == [FINISHED] * 3 and outcome.e2e_s[0] > at_s + 5
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_count_of_lightllms_cache_holds_while_samples_overlap(seed: int) -> None:
+    """Four samples of the longest request take 5 pages and 3 each."""
+    random = Random(seed)
+    requests = sorted(asked(random), key=lambda request: request.arrival_s)
+    requests = sampled([replace(one, index=at) for at, one in enumerate(requests)], *[random.randint(1, 4) for _ in requests])
+    outcome = serve(LightLLMRules(cache_output=False), requests, random.choice([18, 25]))
+    assert outcome.status.tolist() == [FINISHED] * len(requests)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_samples_of_lightllm_hit_in_time_what_they_hit_in_a_replay(seed: int) -> None:
+    """Requests come one after another; answers are known, and CPU memory keeps prompts."""
+    outcomes = []
+    for command in ("replay", "simulate"):
+        requests = conversations(seed, requests=40, page_tokens=16, gap_s=1000.0)
+        counts = [Random(seed * 100 + number).choice([1, 1, 2, 3]) for number in range(len(requests))]
+        trace = Trace(name="small", requests=sampled(requests, *counts), page_tokens=16, block_tokens=None)
+        settings = [
+            "tiers.gpu.capacity=48pages",
+            "tiers.cpu.capacity=90pages",
+            "tiers.cpu.page_tokens=32",
+            "model=tiny",
+            "placement.min_tokens=32",
+        ]
+        answers = f"rules.cache_output={'true' if seed % 2 == 0 else 'false'}"
+        outcomes.append(getattr(kvsim, command)(trace, "preset=lightllm", *settings, answers).outcome)
+    assert outcomes[0].hit_pages.tolist() == outcomes[1].hit_pages.tolist()
+    assert outcomes[0].hit_pages[:, 0].sum() > 0 and outcomes[0].hit_pages[:, 1].sum() > 0
+    assert outcomes[0].status.tolist() == outcomes[1].status.tolist()
 
 
 @pytest.mark.parametrize("name", AT_ONCE)
@@ -207,10 +271,22 @@ def test_samples_use_the_tiers_below_like_requests_that_arrive_together(preset: 
         assert together.hit_pages[:, 1:].sum() > 0
 
 
+@pytest.mark.parametrize("command", ["replay", "simulate"])
+@pytest.mark.parametrize("rules", ["vllm", "sglang", "fastdeploy", "lightllm"])
+def test_every_sample_may_have_an_answer_of_its_own_that_is_cached(command: str, rules: str) -> None:
+    prompts = [[1, 2, 3], [1, 2, 3, 4, 5, 6, 20], [1, 2, 3, 7, 8, 9, 20]]
+    trace = kvsim.trace_from_tokens(prompts, answers=[[4, 5, 6], [0], [0]], arrivals_s=[0.0, 100.0, 200.0], page_tokens=1)
+    first = trace.requests[0]
+    others = [request.runs for request in trace.requests[1:]]
+    first.samples, first.sample_output_runs = 2, (split_extents(split_extents(others[1], 5)[0], 3)[1],)
+    result = getattr(kvsim, command)(trace, f"rules={rules}", "tiers.gpu.capacity=40pages", "rules.cache_output=true")
+    assert result.hit_pages[:, 0].tolist() == [0, 5, 5]
+
+
 # --- replays ---
 
 
-@pytest.mark.parametrize("name", ["vllm", "sglang", "fastdeploy"])
+@pytest.mark.parametrize("name", ["vllm", "sglang", "fastdeploy", "lightllm"])
 def test_in_a_replay_samples_find_the_prompt_and_share_it(name: str) -> None:
     outcome = replayed(name, sampled(make_requests([ask(A, output=11), ask(A + "e", 100.0)]), 3), 20)
     assert outcome.hit_pages[:, 0].tolist() == [0, 4]
@@ -227,9 +303,8 @@ def test_those_in_flight_finish_before_samples_do(name: str) -> None:
         assert outcome.hit_pages[2].tolist() == [4, 0, 0] and outcome.tiers["gpu"].peak_pages <= gpu
 
 
-@pytest.mark.parametrize("rules", ["lightllm", "vllm_hybrid", "sglang_mamba", "lightllm_hybrid"])
-def test_rules_without_samples_refuse_them(rules: str) -> None:
+@pytest.mark.parametrize("preset", ["vllm_hybrid", "sglang_mamba", "lightllm_hybrid"])
+def test_rules_for_hybrid_models_refuse_samples(preset: str) -> None:
     trace = Trace(name="x", requests=sampled(conversations(page_tokens=64), 2), page_tokens=64, block_tokens=None)
-    hybrid = [] if rules == "lightllm" else [f"preset={rules}"]
     with pytest.raises(UsageError, match="rules: the trace asks for several samples of an answer, which an engine's own rules"):
-        kvsim.replay(trace, *(hybrid or [f"rules={rules}"]))
+        kvsim.replay(trace, f"preset={preset}")

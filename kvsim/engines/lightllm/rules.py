@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvsim.core.fan_out import FanOut
+from kvsim.core.fan_out import FORKED, FanOut
 from kvsim.core.rules import OWN, CacheSetup, Rules
 from kvsim.core.tier import GPU, Edge
 from kvsim.engines.lightllm.cache import LightLLMCache
@@ -21,7 +21,7 @@ class LightLLMRules(Rules):
     """
 
     engine: ClassVar[str] = "LightLLM"
-    samples: ClassVar[FanOut | None] = None
+    samples: ClassVar[FanOut | None] = FORKED
     covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu")
     fixed_settings: ClassVar[Sequence[str]] = ("cache_chunks",)
     has_coarse_pages: ClassVar[bool] = True
