@@ -172,6 +172,12 @@ def test_own_rules_in_place_of_an_engines_have_that_choice() -> None:
         assert not plan(*settings, command="simulate").rules.cache_chunks
 
 
+def test_a_setting_of_a_presets_own_trace_that_another_trace_lacks_is_blamed_on_the_preset() -> None:
+    expected = "trace.prompts is set by the preset, and the trace has no such setting: leave out trace=NAME"
+    assert problem("preset=radix_tutorial", "trace=mooncake") == expected
+    assert problem("preset=radix_tutorial", "trace=mooncake", "trace.prompts=[a]").startswith("trace.prompts: there is no such")
+
+
 def test_thresholds_of_duplicates_have_no_effect_where_there_are_none() -> None:
     settings = ["scheduling=longest_prefix", "scheduling.in_batch_duplicates=equal", "scheduling.shared_tokens=64"]
     expected = "scheduling.shared_tokens has no effect with these settings of LongestPrefix: leave it out"
