@@ -71,6 +71,9 @@ class Rules:
     fixed_settings: ClassVar[Sequence[str]] = ()
     """Settings of kvsim's own rules that have their default value by an engine's rules."""
 
+    settings_in_time: ClassVar[Sequence[str]] = ()
+    """An engine's own settings that have an effect in time only."""
+
     serves_hybrid_models: ClassVar[bool] = False
     """Whether an engine's rules are for models with recurrent layers, whose prompts are then computed in chunks
     (``replay.prefill_chunk_tokens``), instead of for others."""

@@ -172,6 +172,17 @@ def test_own_rules_in_place_of_an_engines_have_that_choice() -> None:
         assert not plan(*settings, command="simulate").rules.cache_chunks
 
 
+@pytest.mark.parametrize(
+    "setting",
+    ["preset=sglang rules.loop=overlap", "preset=vllm rules.loop=plain", "preset=vllm_offload rules.blocks_per_chunk=1"],
+)
+def test_a_setting_of_a_schedule_has_no_effect_on_a_replay_whatever_its_value(setting: str) -> None:
+    preset, given = setting.split()
+    expected = f"{given.partition('=')[0]} has no effect on kvsim replay, which has no clock: leave it out"
+    assert problem(preset, given, command="replay") == expected
+    assert plan(preset, given, command="simulate")
+
+
 def test_a_setting_of_a_presets_own_trace_that_another_trace_lacks_is_blamed_on_the_preset() -> None:
     expected = "trace.prompts is set by the preset, and the trace has no such setting: leave out trace=NAME"
     assert problem("preset=radix_tutorial", "trace=mooncake") == expected

@@ -55,6 +55,7 @@ class SGLangRules(Rules):
     covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu", "disk")
     refuses_other_tiers: ClassVar[bool] = True
     fixed_settings: ClassVar[Sequence[str]] = ("cache_chunks",)
+    settings_in_time: ClassVar[Sequence[str]] = OF_SCHEDULE
     prefills_in_chunks: ClassVar[bool] = True
     counts_steps: ClassVar[bool] = True
     asks_prefetch: ClassVar[bool] = True

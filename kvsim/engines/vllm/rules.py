@@ -37,6 +37,7 @@ class VLLMRules(Rules):
     covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu")
     refuses_other_tiers: ClassVar[bool] = True
     fixed_settings: ClassVar[Sequence[str]] = ("cache_chunks",)
+    settings_in_time: ClassVar[Sequence[str]] = ("loop", "blocks_per_chunk", "offload_prompt_only")
 
     cache_output: bool | None = None
     loop: str = "plain"
