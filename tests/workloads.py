@@ -6,7 +6,7 @@ The same seed gives the same workload. None needs a recorded trace.
 import gzip
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -76,6 +76,27 @@ class Words:
         """A prompt of the pages of a word and ``tail`` tokens more."""
         tokens = len(word) * page_tokens + tail
         return make_request(self.pages(word), prompt_tokens=tokens, output_tokens=output, **about)
+
+    def answered(
+        self,
+        word: str | tuple[Any, ...],
+        *,
+        index: int,
+        page_tokens: int,
+        tail: int,
+        output: int,
+        answer: Callable[[int], Sequence[str]] | None = None,
+        **about: Any,
+    ) -> Request:
+        """A prompt of the pages of a word and ``tail`` tokens more, whose answer's pages are known.
+
+        ``answer`` returns the letters of so many pages; without it, no other request has them.
+        """
+        tokens = len(word) * page_tokens + tail
+        count = (tokens + output - 1) // page_tokens - len(word)
+        pages = self.pages((*word, *(answer(count) if answer else [f"{index}-{at}" for at in range(count)])))
+        about.update(output_runs=extents_of(pages[len(word) :]), own_path=None if answer else extents_of(pages))
+        return make_request(pages[: len(word)], index=index, prompt_tokens=tokens, output_tokens=output, **about)
 
     def text(self, extents: Iterable[Extent]) -> str:
         """The letters of pages."""

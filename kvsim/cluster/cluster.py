@@ -11,6 +11,7 @@ from simpy import Environment, Process
 from kvsim.cluster.hand_over import HandOver
 from kvsim.cluster.router import Router
 from kvsim.cluster.totals import outcome_of
+from kvsim.core.fan_out import TOGETHER, FanOut
 from kvsim.core.request import Request, Reset
 from kvsim.core.serving import ServedCache
 from kvsim.core.subclassing import mypyc_attr
@@ -23,7 +24,7 @@ from kvsim.engine.engine import Engine
 from kvsim.engine.frontend import Frontend
 from kvsim.engine.job import Job
 from kvsim.engine.layout import ONE_ENGINE, Layout
-from kvsim.engine.outcome import Outcome
+from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.numbers import MOST_SECONDS, SECONDS, Real, Whole, check_settings
 
 
@@ -66,20 +67,25 @@ class Cluster(Frontend):
         hand_over: HandOver | None = None,
         failures: Sequence[Failure] = (),
         layout: Layout = ONE_ENGINE,
+        samples: FanOut = TOGETHER,
     ) -> None:
-        """``router`` knows the engines that compute prompts; with ``hand_over``, the others decode."""
+        """``router`` knows the engines that compute prompts; with ``hand_over``, the others decode. ``samples`` says how several
+        answers to a prompt begin."""
         self.engines = engines
         self.env = engines[0].env
         self.router = router
         self.hand_over = hand_over
         self.failures = failures
         self.layout = layout
+        self.samples = samples
         self.caches: list[ServedCache] = list(dict.fromkeys([engine.cache for engine in engines]))
         self.is_done = False
         self._all_ended = self.env.event()
         self._followers: dict[int, list[Request]] = {}
         self._samples_left: dict[int, int] = {}
-        """Samples that have not ended, by request, of requests with several whose prompt has been computed."""
+        """Samples that have not ended, by request, of requests with several whose prompt has been computed, or that are apart."""
+        self._apart: dict[int, Request] = {}
+        """Requests that are several to their engine, until the first ones of these have ended."""
         self._homeless: list[tuple[Job, bool]] = []
         """Requests that wait for an engine to come back, since none is up, and whether no engine has had them yet."""
         self._sent: dict[int, int] = {}
@@ -170,12 +176,31 @@ class Cluster(Frontend):
         for reset in request.resets:
             if isnan(reset.at_s):
                 self._reset(reset)
-        job = Job(request, self.env.now)
         self.book.arrived(request, self.env.now)
+        requests = self.samples.first(request)
+        if requests[0] is not request:
+            self._apart[request.index] = request
+            self._samples_left[request.index] = len(requests)
+        for one in requests:
+            job = Job(one, self.env.now)
+            job.is_counted = one.sample > 0
+            self._deliver(job)
+
+    def _deliver(self, job: Job) -> None:
         if self.has_engines:
             self.send(job).accept(job)
         else:
             self._homeless.append((job, True))
+
+    def _follow(self, requests: list[Request]) -> None:
+        """Send the samples of a request to its engine, whose prompt has been computed. The row has its hits and waiting times."""
+        columns = self.book.columns
+        for request in requests:
+            job = Job(request, columns["arrival_s"][request.index])
+            job.is_counted = True
+            job.times.waits_since_s = self.env.now
+            job.times.queue_s, job.times.load_s = columns["queue_s"][request.index], columns["load_s"][request.index]
+            self._deliver(job)
 
     @property
     def has_engines(self) -> bool:
@@ -239,6 +264,13 @@ class Cluster(Frontend):
             if self._samples_left[index]:
                 return
             del self._samples_left[index]
+        whole = self._apart.pop(index, None)
+        if whole is not None and self.book.columns["status"][index] != REJECTED:
+            following = self.samples.then(whole)
+            if following:
+                self._samples_left[index] = len(following)
+                self.env.timeout(0.0).callbacks.append(lambda _: self._follow(following))
+                return
         self._forget(request, self.env.now)
         self._unfinished -= 1
         if not self._unfinished:

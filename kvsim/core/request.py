@@ -60,7 +60,8 @@ class Request:
     bigram: bool = False
     """Whether keys are made of pairs of tokens, as in SGLang with EAGLE: a page's key depends on the token after it, too."""
     samples: int = 1
-    """Answers to this prompt, each of ``output_tokens`` tokens. The first computes the prompt; the others begin after it."""
+    """Answers to this prompt, each of ``output_tokens`` tokens; 0: the prompt is computed only so that others find it. How they
+    begin is a matter of the rules (``FanOut``)."""
     sample: int = 0
     """Which of its request's samples this is."""
     sample_output_runs: tuple[tuple[Extent, ...], ...] = ()
@@ -86,6 +87,15 @@ class Request:
             for number in range(1, self.samples)
         ]
 
+    def apart(self) -> "list[Request]":
+        """Return a request for each sample, the first included. They have the index of this one."""
+        return [replace(self, samples=1, sample_output_runs=(), resets=()), *self.other_samples()]
+
+    def prompt_only(self) -> "Request":
+        """Return a request that computes this one's prompt and has no answer."""
+        answer = None if self.output_runs is None else ()
+        return replace(self, samples=0, output_tokens=0, output_runs=answer, sample_output_runs=(), own_path=None, resets=())
+
     def pages_in_all(self, page_tokens: int) -> int:
         """Return how many pages the prompt and the whole answer take, or all answers if there are several samples."""
         return self.pages_with_all(self.pages_for(self.prompt_tokens + self.output_tokens, page_tokens), page_tokens)
@@ -95,8 +105,8 @@ class Request:
 
         If these include the prompt's last token, one page more is taken while a sample computes that token again.
         """
-        shared = self.prompt_pages
-        return shared + self.samples * (pages - shared) + (self.samples > 1 and shared * page_tokens >= self.prompt_tokens)
+        shared, samples = self.prompt_pages, max(self.samples, 1)
+        return shared + samples * (pages - shared) + (samples > 1 and shared * page_tokens >= self.prompt_tokens)
 
     def pages_outside_images(self, pages: int, page_tokens: int) -> int:
         """Return the most pages, up to ``pages``, after which no image is incomplete."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from kvsim.core.fan_out import TOGETHER, FanOut
 from kvsim.core.questions import Checkpoints
 from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache, Server
@@ -70,6 +71,9 @@ class Rules:
     fixed_settings: ClassVar[Sequence[str]] = ()
     """Settings of kvsim's own rules that have their default value by an engine's rules."""
 
+    settings_in_time: ClassVar[Sequence[str]] = ()
+    """An engine's own settings that have an effect in time only."""
+
     serves_hybrid_models: ClassVar[bool] = False
     """Whether an engine's rules are for models with recurrent layers, whose prompts are then computed in chunks
     (``replay.prefill_chunk_tokens``), instead of for others."""
@@ -101,6 +105,12 @@ class Rules:
 
     knows_resets: ClassVar[bool] = False
     """Whether an engine's rules allow a trace to reset the cache. kvsim's own rules do."""
+
+    samples: ClassVar[FanOut | None] = TOGETHER
+    """How several answers to one prompt begin; None if an engine's rules do not support them."""
+
+    knows_persistent: ClassVar[bool] = False
+    """Whether an engine's rules keep persistent prompts of a trace on the GPU. kvsim's own rules do."""
 
     recompute_last_token: bool = True
     """The last prompt token is always computed, so a fully cached prompt that ends on a page boundary loses its last page."""

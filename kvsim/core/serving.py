@@ -243,6 +243,13 @@ class ServedCache(Reported):
         A hook of caches that let others find what is computed before the whole prompt is.
         """
 
+    def fork(self, lease: Lease, now: float) -> list[Lease]:
+        """Let the samples of a request share its prompt, which has been computed, and return the leases of those after the first.
+
+        A hook of caches whose samples share all of a prompt. Without it, the others are admitted, and compute its last token.
+        """
+        return []
+
     @abstractmethod
     def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
         """Give more slots to decoding requests of one GPU tier: all get what they need, or none does.

@@ -1,6 +1,6 @@
 """kvsim's own schedule, and vLLM's: continuous batching with chunked prefill; prompts and answers share each step."""
 
-from typing import Any
+from typing import Any, cast
 
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
@@ -174,10 +174,7 @@ class ContinuousBatching(Schedule):
         if not job.is_prefilled:
             self._book_prompt(job)
         job.generated += 1
-        if job.generated >= job.request.output_tokens:
-            self._finish(job)
-        elif self.frontend.continues(job, self.number):
-            self.running.decoding.add(job)
+        self._decode(job)
 
     def _book_prompt(self, job: Job) -> None:
         """Record that a request's prompt has been computed on this engine, and queue its other samples."""
@@ -188,7 +185,26 @@ class ContinuousBatching(Schedule):
                 self.frontend.book.waited(job)
         self.frontend.first_token(job, self.number)
         if job.request.samples > 1 and not job.generated:
+            self._start_samples(job)
+
+    def _start_samples(self, job: Job) -> None:
+        """Let the other samples decode at once if they share all of the prompt, or queue them."""
+        leases = self.cache.fork(cast(Lease, job.lease), self.env.now)
+        if not leases:
             self.waiting.start_samples(job)
+        for lease in leases:
+            sample = Job(lease.request, job.arrival_s)
+            sample.is_known = sample.is_counted = sample.is_prefilled = True
+            sample.lease, sample.computed, sample.generated = lease, job.computed, 1
+            sample.admissions, sample.times = 1, job.times.again()
+            self._decode(sample)
+
+    def _decode(self, job: Job) -> None:
+        """Let a request decode whose first token has appeared, unless that is its last one."""
+        if job.generated >= job.request.output_tokens:
+            self._finish(job)
+        elif self.frontend.continues(job, self.number):
+            self.running.decoding.add(job)
 
     def _finish(self, job: Job) -> None:
         self.running.finish(job)

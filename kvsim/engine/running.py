@@ -178,7 +178,7 @@ class RunningRequests:
 
     def _make_room_one_by_one(self, due: list[tuple[Job, Lease, int]]) -> Any:
         """Give decoding requests their pages, oldest first, until one finds no room; then retract the youngest."""
-        due.sort(key=lambda need: need[0].request.index)
+        due.sort(key=lambda need: need[0].place)
         while due:
             _, lease, pages = due[0]
             growth = self.cache.grow([(lease, pages)], self.env.now)
@@ -240,7 +240,7 @@ class RunningRequests:
             yield from self._wait_for(list(self.cache.in_flight)[:1])
             return
         queue = self.queue
-        self._retract(max(jobs, key=queue.retraction_key if queue.ranks_retractions else lambda job: job.request.index))
+        self._retract(max(jobs, key=queue.retraction_key if queue.ranks_retractions else lambda job: job.place))
 
     def _retract(self, job: Job) -> None:
         """Let a running request wait again, and admit none before a step has ended or a request has finished."""

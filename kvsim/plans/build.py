@@ -4,6 +4,7 @@ Each node is merged into its class, so an unknown setting, a wrong type or a bad
 before any work is done. So does a setting without effect.
 """
 
+import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -89,7 +90,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
     is_search, command = command in RUNS_AS, RUNS_AS.get(command, command)
     run = construct(RunSettings, {field.name: config.get(field.name) for field in fields(RunSettings)}, "")
     source = _model_source(config)
-    trace, recognised = _trace(config)
+    trace, recognised = _trace(config, keys)
     if not trace.draws_at_random:
         config["trace"].pop("seed", None)  # runs that differ in it alone share the trace and its bounds
     model, choices = source.spec(), chosen({**choices, **recognised} if choices else {}, config, keys)
@@ -177,16 +178,24 @@ def build_trace(cfg: DictConfig) -> tuple[TraceSource, int]:
     """Build only the trace source; returned with ``page_tokens``."""
     config = resolve(cfg)
     run = construct(RunSettings, {field.name: config.get(field.name) for field in fields(RunSettings)}, "")
-    return _trace(config)[0], run.page_tokens
+    return _trace(config, set())[0], run.page_tokens
 
 
-def _trace(config: Config) -> tuple[TraceSource, dict[str, str]]:
+def _trace(config: Config, keys: set[str]) -> tuple[TraceSource, dict[str, str]]:
     """Build the trace source, and the choices that this changes: the format, if it was left open and is recognised.
 
-    The configuration then describes that format.
+    The configuration then describes that format. ``keys`` are those that the user has given.
     """
     node = config.get("trace")
-    given = construct(TraceSource, node, "trace")
+    try:
+        given = construct(TraceSource, node, "trace")
+    except UsageError as error:
+        about = re.match(r"(trace\.\w+): there is no such setting", str(error))
+        if about and {"preset", "trace"} <= keys and about[1] not in keys:
+            raise UsageError(
+                f"{about[1]} is set by the preset, and the trace has no such setting: leave out trace=NAME"
+            ) from error
+        raise
     try:
         source = given.resolved()
     except ValueError as error:
@@ -248,13 +257,17 @@ def check_output(folder: Path) -> None:
 
 
 def _rules(config: Config, command: str, tiers: list[str]) -> tuple[Rules, str]:
-    """Return the rules that apply to a command with these tiers and, if they stand in for those of an engine, a line about it."""
+    """Return the rules that apply to a command with these tiers and, if they stand in for those of an engine, a line about it.
+
+    Raises UsageError if they do not support the command, a tier or a setting.
+    """
     chosen = construct(Rules, config.get("rules"), "rules")
     if chosen.cache_output is None and not chosen.can_cache_answers(command, tiers):
         chosen = replace(chosen, cache_output=False)
         config["rules"]["cache_output"] = False
     try:
         applied = chosen.for_command(command, tiers)
+        applied.check(command, tiers)
     except ValueError as error:
         raise UsageError(with_key("rules", str(error), config["rules"])) from error
     if applied.engine == chosen.engine:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
+from kvsim.core.rules import IN_TIME
 from kvsim.errors import UsageError
 from kvsim.hardware.tier_kinds import FILE, REMOTE, TIER_KINDS, kind_of
 from kvsim.plans.capacity import check_numbered
-from kvsim.plans.construct import with_key
 from kvsim.plans.gpu_memory import check_fits
 from kvsim.plans.plan import Plan
 from kvsim.plans.substrate_choice import SUBSTRATES
@@ -34,11 +34,6 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
 
     A prefetch policy chosen by the user needs a disk tier. One that comes with a preset does not: it belongs to the engine.
     """
-    names = [tier.name for tier in plan.tiers]
-    try:
-        plan.rules.check(command, names)
-    except ValueError as error:
-        raise UsageError(with_key("rules", str(error), plan.config["rules"])) from error
     if any(tier.unit_pages > 1 for tier in plan.tiers) and not plan.rules.has_coarse_pages:
         raise UsageError(
             "tiers.cpu.page_tokens: larger CPU pages work only with rules=lightllm, without a disk tier: "
@@ -91,6 +86,9 @@ def _check_own_cache(plan: Plan, command: str, keys: set[str]) -> None:
     if rules.engine and rules.serves_hybrid_models != plan.model.is_hybrid:
         which = "with" if rules.serves_hybrid_models else "without"
         raise UsageError(f"rules: these rules of an engine need a model {which} recurrent layers: set rules=default")
+    for name in () if command in IN_TIME else rules.settings_in_time:
+        if key := given(keys, f"rules.{name}"):
+            raise UsageError(f"{key} has no effect on kvsim {command}, which has no clock: leave it out")
     has_chunks = rules.serves_hybrid_models or rules.prefills_in_chunks
     if command == "replay" and plan.replay.prefill_chunk_tokens is not None and not has_chunks:
         raise UsageError("replay.prefill_chunk_tokens has no effect under rules without prefill chunks: leave it out")

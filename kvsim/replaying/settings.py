@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvsim.core.fan_out import TOGETHER, FanOut
 from kvsim.core.request import Request
 from kvsim.numbers import Whole, check_settings
 
@@ -35,7 +36,7 @@ class ReplaySettings:
         """Prompt tokens that one step computes of a model with recurrent layers; 0: whole prompts."""
         return PREFILL_CHUNK_TOKENS if self.prefill_chunk_tokens is None else self.prefill_chunk_tokens
 
-    def pages_taken(self, requests: Sequence[Request], page_tokens: int) -> list[int]:
-        """Return the pages that each request takes in all while it runs."""
+    def pages_taken(self, requests: Sequence[Request], page_tokens: int, samples: FanOut = TOGETHER) -> list[int]:
+        """Return the pages that each request takes in all while it runs, or one of its samples if these are apart."""
         of_samples = [request.pages_of_sample(page_tokens, hold_output=self.hold_output) for request in requests]
-        return [request.pages_with_all(pages, page_tokens) for request, pages in zip(requests, of_samples, strict=True)]
+        return [samples.pages(request, pages, page_tokens) for request, pages in zip(requests, of_samples, strict=True)]

@@ -11,6 +11,7 @@ from kvsim.cluster.hand_over import HandOver
 from kvsim.cluster.router import Router, known_engines
 from kvsim.core.answers import refused
 from kvsim.core.cache import Cache
+from kvsim.core.fan_out import TOGETHER
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.rules import CacheSetup, HybridSettings, Rules
@@ -260,9 +261,9 @@ def build_cluster(
                 watches=watches,
                 schedule=plan.rules.scheduler(),
             )
-    ordered, layout = [engines[number] for number in sorted(engines)], plan.layout
+    ordered, layout, samples = [engines[number] for number in sorted(engines)], plan.layout, plan.rules.samples or TOGETHER
     if layout.engines == 1:
-        return Cluster(ordered, failures=plan.cluster.plan_failures())
+        return Cluster(ordered, failures=plan.cluster.plan_failures(), samples=samples)
     gpus = {number: engine.gpu for number, engine in engines.items()}
     first = layout.prefill_engines or layout.engines
     hand_over = None
@@ -271,7 +272,8 @@ def build_cluster(
         router = _router(plan, plan.decode_routing, decoders, substrate, 1)
         hand_over = HandOver(router, ordered, is_layerwise=plan.engine.overlap == "layerwise")
     router = _router(plan, plan.routing, {number: gpu for number, gpu in gpus.items() if number < first}, substrate, 0)
-    return Cluster(ordered, router, hand_over=hand_over, failures=plan.cluster.plan_failures(), layout=layout)
+    failures = plan.cluster.plan_failures()
+    return Cluster(ordered, router, hand_over=hand_over, failures=failures, layout=layout, samples=samples)
 
 
 def _router(plan: Plan, policy: RoutingPolicy, gpus: Mapping[int, Tier], substrate: Substrate, place: int) -> Router:

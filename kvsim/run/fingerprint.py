@@ -12,6 +12,7 @@ from typing import Any
 import xxhash
 
 from kvsim.bounds.limits import not_bounded
+from kvsim.core.fan_out import TOGETHER
 from kvsim.core.request import Request
 from kvsim.plans.plan import Plan
 from kvsim.trace.base import update_with_file
@@ -41,7 +42,9 @@ def bound_names(plan: Plan, requests: Sequence[Request]) -> dict[str, str]:
     room = plan.tiers[0].capacity_pages
     too_large = 0
     if room is not None:
-        too_large = sum([pages > room for pages in plan.replay.pages_taken(requests, plan.page_tokens)])
+        too_large = sum(
+            [pages > room for pages in plan.replay.pages_taken(requests, plan.page_tokens, plan.rules.samples or TOGETHER)]
+        )
     of_trace = [plan.config["trace"], trace_content(plan), plan.page_tokens, plan.warmup, plan.config["rules"], code_of("kvsim"),
                 too_large]  # fmt: skip
     return {

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvsim.bounds.limits import not_bounded
+from kvsim.core.fan_out import TOGETHER
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import CacheSetup
@@ -27,6 +28,7 @@ from kvsim.replaying.logged_server import LoggedServer
 from kvsim.replaying.replay import Replay
 from kvsim.replaying.samples import SampleServer
 from kvsim.replaying.server import CacheServer
+from kvsim.replaying.settings import ReplaySettings
 from kvsim.run.assembly import build_cache, build_cluster, build_graphs, build_prefetching, build_served, build_setup, build_tiers
 
 Advance = Callable[[int], None]
@@ -63,7 +65,7 @@ def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None
     check_bypass(plan, "simulate")
     plan = with_known_answers(plan, requests)
     check_answers(plan, requests)
-    _check_requests(plan, requests, [request.pages_in_all(plan.page_tokens) for request in requests])
+    _check_requests(plan, requests, replace(plan.replay, hold_output=True))
     choice = SUBSTRATES[plan.substrate]
     graphs = build_graphs(plan, requests, choice.pool)
     caches = [build_served(plan, graph, requests) for graph in graphs]
@@ -100,26 +102,36 @@ def check_verified(found: Mapping[str, Any]) -> None:
         )
 
 
+def has_samples(requests: Sequence[Request]) -> bool:
+    """Whether a trace asks for several answers to a prompt."""
+    return any(request.samples > 1 for request in requests)
+
+
 def _build_server(plan: Plan, setup: CacheSetup, requests: list[Request], log: EventLog | None) -> Server:
     """Build the cache of the engine whose rules apply or, by kvsim's own rules, serve from that of a simulation."""
     if plan.rules.engine:
-        _check_requests(plan, requests, plan.replay.pages_taken(requests, plan.page_tokens))
+        _check_requests(plan, requests, plan.replay)
     try:
         server = plan.rules.server(setup)
     except ValueError as error:
         raise UsageError(f"rules: {error}") from error
     if server is not None:
-        return LoggedServer(server, log) if log else server
-    cache = build_cache(plan, setup)
-    if log:
-        cache.watch(CacheLog(log, cache.tiers))
-    own = CacheServer(cache, build_prefetching(plan, requests, cache))
-    return SampleServer(own) if any(request.samples > 1 for request in requests) else own
+        server = LoggedServer(server, log) if log else server
+    else:
+        cache = build_cache(plan, setup)
+        if log:
+            cache.watch(CacheLog(log, cache.tiers))
+        server = CacheServer(cache, build_prefetching(plan, requests, cache))
+    samples = plan.rules.samples
+    if samples is None or samples.are_forked or not has_samples(requests):
+        return server
+    return SampleServer(server, samples)
 
 
-def _check_requests(plan: Plan, requests: Sequence[Request], pages: Sequence[int]) -> None:
-    """Raise UsageError if the rules cannot serve requests that take ``pages`` pages each."""
+def _check_requests(plan: Plan, requests: Sequence[Request], settings: ReplaySettings) -> None:
+    """Raise UsageError if the rules cannot serve requests that take pages as these settings say."""
     try:
+        pages = settings.pages_taken(requests, plan.page_tokens, plan.rules.samples or TOGETHER)
         capacities = {tier.name: tier.capacity_pages for tier in plan.tiers}
         plan.rules.check_requests(requests, pages, capacities, plan.page_tokens)
     except ValueError as error:
@@ -159,9 +171,9 @@ def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
     rules = plan.rules
     if rules.engine:
         for what, is_there in (
-            ("has persistent prompts", any(request.persistent for request in requests)),
+            ("has persistent prompts", not rules.knows_persistent and any(request.persistent for request in requests)),
             ("resets the cache", not rules.knows_resets and any(request.resets for request in requests)),
-            ("asks for several samples of an answer", any(request.samples > 1 for request in requests)),
+            ("asks for several samples of an answer", rules.samples is None and has_samples(requests)),
             ("has images that no hit may end inside", not rules.knows_images and any(request.images for request in requests)),
         ):
             if is_there:
@@ -170,7 +182,7 @@ def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
             raise UsageError(
                 "trace.bigram: only SGLang has keys of token pairs: set trace.bigram=false, rules=sglang or rules=default"
             )
-    if plan.layout.pairs and any(request.samples > 1 for request in requests):
+    if plan.layout.pairs and has_samples(requests):
         raise UsageError(
             "cluster.prefill: the trace asks for several samples of an answer, and only one can be handed to another engine: "
             "set cluster.engines instead"
@@ -215,6 +227,6 @@ def _bypass_tier(plan: Plan, tiers: list[Tier], requests: list[Request], largest
             f"eviction: {type(policy).__name__} is not an exact bound where several answers to a prompt are cached: set "
             "rules.cache_output=false"
         )
-    taken = plan.replay.pages_taken(requests, plan.page_tokens)
+    taken = plan.replay.pages_taken(requests, plan.page_tokens, plan.rules.samples or TOGETHER)
     largest = tiers[0].pool.capacity if largest_pages is None else largest_pages
     return BypassTier(tiers[0], policy, plan.rules, plan.page_tokens, requests, taken, largest)

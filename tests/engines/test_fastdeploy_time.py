@@ -57,10 +57,12 @@ def serve(cache: SteppedSwaps, requests: list[Request], machine: dict[str, Any] 
     outcome = SmallEngine(substrate, cache, prefetching, chosen, FCFS(), watches=[watch]).run(requests)
     cache.check()
     assert not cache.leases and not cache.in_flight and not cache.residency.doomed
-    assert not any(sum(node.pins) for node in cache.tree.root.descendants())
+    kept = cache.persistent.nodes(cache.gpu)
+    assert all(any(node.pins) == (node in kept) for node in cache.tree.root.descendants())
     for tier in cache.tiers:
         assert tier.reserved_pages == tier.leaving_pages == 0
-        assert tier.evictable_pages == tier.pool.capacity - tier.pool.free
+        pinned = sum(node.pages for node in kept) if tier is cache.gpu else 0
+        assert tier.evictable_pages + pinned == tier.pool.capacity - tier.pool.free
     return outcome
 
 

@@ -14,7 +14,7 @@ from kvsim.engine.watch import EngineWatch
 from kvsim.engines.vllm import offloads
 from tests.engines.recorded_schedules import Row
 from tests.engines.test_vllm_offload_schedule import PAGE_TOKENS, Small, Story
-from tests.workloads import EXAMPLES, Words, extents_of, make_request
+from tests.workloads import EXAMPLES, Words
 
 pytestmark = pytest.mark.skipif(not offloads.__file__.endswith(".py"), reason="a compiled schedule has its longest leap built in")
 
@@ -36,25 +36,17 @@ class Counted(EngineWatch):
 
 def draw(random: Random, *, shares_answers: bool) -> list[Request]:
     """Requests with long answers, unique or shared like prompts, that arrive while others decode."""
+
+    def letters(pages: int) -> list[str]:
+        return random.choices("ab", [9, 1], k=pages)
+
     words, requests, now = Words(), list[Request](), 0.0
     for index in range(random.randint(2, 15)):
         now += random.choice([0.0, 0.02, 0.5, 1.0]) * random.random()
         prompt = tuple(random.choices("abc", [5, 2, 1], k=random.randint(1, 12)))
         tail, output = random.choice([0, 0, 1, 3]), random.choice([1, 3, 40, 100, 300])
-        pages = (len(prompt) * PAGE_TOKENS + tail + output - 1) // PAGE_TOKENS - len(prompt)
-        answer = random.choices("ab", [9, 1], k=pages) if shares_answers else [f"{index}-{at}" for at in range(pages)]
-        ids = words.pages((*prompt, *answer))
-        requests.append(
-            make_request(
-                ids[: len(prompt)],
-                index=index,
-                prompt_tokens=len(prompt) * PAGE_TOKENS + tail,
-                output_tokens=output,
-                arrival_s=now,
-                output_runs=extents_of(ids[len(prompt) :]),
-                own_path=None if shares_answers else extents_of(ids),
-            )
-        )
+        about: Any = {"page_tokens": PAGE_TOKENS, "tail": tail, "output": output, "arrival_s": now}
+        requests.append(words.answered(prompt, index=index, answer=letters if shares_answers else None, **about))
     return requests
 
 

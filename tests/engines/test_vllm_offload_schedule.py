@@ -108,19 +108,7 @@ def draw(random: Random) -> list[Request]:
         now += random.choice([0.0, 0.0, 0.004, 0.02, 0.1]) * random.random()
         prompt = tuple(random.choices("abc", [5, 2, 1], k=random.randint(1, 12)))
         tail, output = random.choice([0, 0, 1, 3]), random.randint(1, 30)
-        pages = (len(prompt) * PAGE_TOKENS + tail + output - 1) // PAGE_TOKENS - len(prompt)
-        ids = words.pages((*prompt, *[f"{index}-{at}" for at in range(pages)]))
-        requests.append(
-            make_request(
-                ids[: len(prompt)],
-                index=index,
-                prompt_tokens=len(prompt) * PAGE_TOKENS + tail,
-                output_tokens=output,
-                arrival_s=now,
-                output_runs=extents_of(ids[len(prompt) :]),
-                own_path=extents_of(ids),
-            )
-        )
+        requests.append(words.answered(prompt, index=index, page_tokens=PAGE_TOKENS, tail=tail, output=output, arrival_s=now))
     return requests
 
 
@@ -169,13 +157,8 @@ class Story:
         self.requests: list[Request] = []
 
     def add(self, word: str, at_s: float, *, tail: int = 1, output: int = 2) -> "Story":
-        index = len(self.requests)
-        pages = (len(word) * PAGE_TOKENS + tail + output - 1) // PAGE_TOKENS - len(word)
-        ids = self.words.pages((*word, *[f"{index}-{at}" for at in range(pages)]))
-        about: Any = {"output_runs": extents_of(ids[len(word) :]), "own_path": extents_of(ids)}
-        tokens = len(word) * PAGE_TOKENS + tail
-        request = make_request(ids[: len(word)], index=index, prompt_tokens=tokens, output_tokens=output, arrival_s=at_s, **about)
-        self.requests.append(request)
+        about: Any = {"page_tokens": PAGE_TOKENS, "tail": tail, "output": output, "arrival_s": at_s}
+        self.requests.append(self.words.answered(word, index=len(self.requests), **about))
         return self
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Container
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -115,25 +116,18 @@ def check_schedule(
 
 def draw(random: Random, *, shares_answers: bool, count: int | None = None) -> list[Request]:
     """Requests whose prompts share beginnings and often end with a page. Answers are unique, or are shared like prompts."""
+
+    def letters(pages: int) -> list[str]:
+        return random.choices("ab", [3, 1], k=pages)
+
     words, requests, now = Words(), list[Request](), 0.0
     for index in range(count or random.randint(2, 14)):
         now += random.choice([0.0, 0.0, 0.004, 0.02, 0.1]) * random.random()
         prompt = tuple(random.choices("ab", [3, 1], k=random.randint(1, 7)))
         tail = random.choice([0, 0, 1, 3])
         output = random.randint(1, 30)
-        pages = (len(prompt) * PAGE_TOKENS + tail + output - 1) // PAGE_TOKENS - len(prompt)
-        answer = random.choices("ab", [3, 1], k=pages) if shares_answers else [f"{index}-{at}" for at in range(pages)]
-        ids = words.pages((*prompt, *answer))
-        request = make_request(
-            ids[: len(prompt)],
-            index=index,
-            prompt_tokens=len(prompt) * PAGE_TOKENS + tail,
-            output_tokens=output,
-            arrival_s=now,
-            output_runs=extents_of(ids[len(prompt) :]),
-        )
-        request.own_path = None if shares_answers else extents_of(ids)
-        requests.append(request)
+        about: Any = {"page_tokens": PAGE_TOKENS, "tail": tail, "output": output, "arrival_s": now}
+        requests.append(words.answered(prompt, index=index, answer=letters if shares_answers else None, **about))
     return requests
 
 

@@ -141,18 +141,50 @@ def test_the_schedule_of_vllm_goes_by_arrival_or_priority() -> None:
     for settings in ([], ["scheduling=priority"]):
         assert plan("rules=vllm", *settings, command="simulate")
     for settings in (["scheduling=longest_prefix"], ["scheduling=priority", "scheduling.max_wait_s=9"]):
-        assert "vLLM's schedule is by arrival or by priority" in problem("rules=vllm", *settings, command="simulate")
+        expected = "vLLM's schedule is by arrival or, without CPU offloading, by priority"
+        assert expected in problem("rules=vllm", *settings, command="simulate")
 
 
-def test_engines_with_a_schedule_have_no_choice_when_computed_pages_are_found() -> None:
-    for rules, engine in (("vllm", "vLLM"), ("sglang", "SGLang")):
-        found = problem(f"rules={rules}", "+rules.cache_chunks=false", command="simulate")
-        assert found.startswith(
-            f"rules.cache_chunks=false is not supported by {engine}'s rules: set it to true, or set rules=default"
-        )
-    for rules in ("default", "lightllm", "fastdeploy"):
-        key = "rules.cache_chunks" if rules == "default" else "+rules.cache_chunks"
-        assert not plan(f"rules={rules}", f"{key}=false", command="simulate").rules.cache_chunks
+def test_a_tier_that_rules_do_not_have_is_refused_before_its_settings() -> None:
+    found = problem("preset=sglang_mamba", "tiers.cpu.capacity=1GiB", command="replay")
+    assert found.startswith("rules: SGLang's rules for hybrid models have no cpu tier: set tiers.cpu.capacity=0")
+
+
+@pytest.mark.parametrize(
+    ("rules", "engine"), [("vllm", "vLLM"), ("sglang", "SGLang"), ("lightllm", "LightLLM"), ("fastdeploy", "FastDeploy")]
+)
+def test_engines_whose_rules_run_in_time_have_no_choice_when_computed_pages_are_found(rules: str, engine: str) -> None:
+    found = problem(f"rules={rules}", "+rules.cache_chunks=false", command="simulate")
+    assert found.startswith(
+        f"rules.cache_chunks=false is not supported by {engine}'s rules: set it to true, or set rules=default"
+    )
+
+
+def test_own_rules_in_place_of_an_engines_have_that_choice() -> None:
+    tiers = [f"tiers.{tier}.capacity=9GiB" for tier in ("cpu", "disk")]
+    for settings in (
+        ["rules=default", "rules.cache_chunks=false"],
+        ["preset=lightllm", *tiers, "page_tokens=256", "+rules.cache_chunks=false"],
+        ["preset=lightllm_hybrid", "+rules.cache_chunks=false"],
+    ):
+        assert not plan(*settings, command="simulate").rules.cache_chunks
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["preset=sglang rules.loop=overlap", "preset=vllm rules.loop=plain", "preset=vllm_offload rules.blocks_per_chunk=1"],
+)
+def test_a_setting_of_a_schedule_has_no_effect_on_a_replay_whatever_its_value(setting: str) -> None:
+    preset, given = setting.split()
+    expected = f"{given.partition('=')[0]} has no effect on kvsim replay, which has no clock: leave it out"
+    assert problem(preset, given, command="replay") == expected
+    assert plan(preset, given, command="simulate")
+
+
+def test_a_setting_of_a_presets_own_trace_that_another_trace_lacks_is_blamed_on_the_preset() -> None:
+    expected = "trace.prompts is set by the preset, and the trace has no such setting: leave out trace=NAME"
+    assert problem("preset=radix_tutorial", "trace=mooncake") == expected
+    assert problem("preset=radix_tutorial", "trace=mooncake", "trace.prompts=[a]").startswith("trace.prompts: there is no such")
 
 
 def test_thresholds_of_duplicates_have_no_effect_where_there_are_none() -> None:

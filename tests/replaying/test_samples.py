@@ -225,12 +225,6 @@ def test_block_hashes_have_samples_too_but_no_unique_answers_for_them(tmp_path: 
 # --- what has no samples ---
 
 
-def test_rules_of_an_engine_refuse_a_trace_with_samples() -> None:
-    trace = Trace(name="x", requests=sampled(conversations(), {0: 2}), page_tokens=16, block_tokens=None)
-    with pytest.raises(UsageError, match="rules: the trace asks for several samples of an answer, which an engine's own"):
-        kvsim.replay(trace, "rules=vllm")
-
-
 def test_bounds_hold_for_samples_unless_several_answers_are_cached() -> None:
     requests = sampled(conversations(), dict.fromkeys(range(40), 2))
     trace = Trace(name="x", requests=requests, page_tokens=16, block_tokens=None)

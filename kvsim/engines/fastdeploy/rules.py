@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kvsim.core.fan_out import AT_ONCE, FanOut
 from kvsim.core.request import Request
 from kvsim.core.rules import OWN, CacheSetup, Rules
 from kvsim.core.tier import DISK, GPU, Edge
@@ -18,8 +19,11 @@ class FastDeployRules(Rules):
     """
 
     engine: ClassVar[str] = "FastDeploy"
+    fixed_settings: ClassVar[Sequence[str]] = ("cache_chunks",)
     knows_images: ClassVar[bool] = True
     knows_resets: ClassVar[bool] = True
+    knows_persistent: ClassVar[bool] = True
+    samples: ClassVar[FanOut | None] = AT_ONCE
     covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu", "disk")
 
     def covers(self, command: str, tiers: Sequence[str]) -> bool:

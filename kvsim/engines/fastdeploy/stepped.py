@@ -5,16 +5,15 @@ from typing import cast
 
 from kvsim.core.check import Held, check
 from kvsim.core.lease import FIRST, LOOK, LOST, Lease
+from kvsim.core.persistent import PersistentPrompts
 from kvsim.core.request import Request
 from kvsim.core.serving import CLAIMED, LOST_SLOTS, Claim, Growth, ServedCache
 from kvsim.core.tier import CPU, DISK, GPU, Edge, Tier
 from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.core.tree import INCOMING, READY, Node
 from kvsim.engines.fastdeploy.swaps import SwapLease, Swaps
+from kvsim.engines.own_ids import own_ids
 from kvsim.pages.extents import Extent, join_extents, split_extents
-
-OWN_IDS = 1 << 32
-"""Page ids that each request has for an answer that the trace does not tell: below 0, where no trace has any."""
 
 
 class SteppedSwaps(ServedCache):
@@ -47,6 +46,7 @@ class SteppedSwaps(ServedCache):
         self.page_tokens = page_tokens
         self.leases = self.swaps.leases
         self.watches = self.swaps.watches
+        self.persistent = PersistentPrompts(self.residency)
         self.takes_pages_late, self.pauses_after_retraction = self.swaps.memory is None, True
         self._is_single = len(tiers) == 1
         self._recomputes_last_token = recompute_last_token
@@ -97,7 +97,7 @@ class SteppedSwaps(ServedCache):
             return prompt
         answer = request.output_runs
         if answer is None:
-            answer = ((-(request.index + 1) * OWN_IDS, pages - request.prompt_pages),)
+            answer = ((own_ids(request), pages - request.prompt_pages),)
         return split_extents(join_extents(prompt, answer), pages)[0]
 
     # --- admission -------------------------------------------------------------------------------------------------------
@@ -151,6 +151,20 @@ class SteppedSwaps(ServedCache):
         if self._recomputes_last_token and found and found * self.page_tokens >= lease.tokens:
             found -= 1
         return lease.request.pages_outside_images(found, self.page_tokens)
+
+    def kept_pages(self, lease: Lease) -> int:
+        """Return the pages beside which a request needs room; with tiers below, it needs that even for what is kept of it."""
+        if not self.persistent.paths:
+            return 0
+        held, tree, request = cast(SwapLease, lease), self.tree, lease.request
+        kept = self.persistent.nodes(self.gpu)
+        path, part, agreed, _ = tree.walk(tree.root, self._path(request, held.tokens))
+        pages = sum([node.pages for node in kept])
+        beside = pages - sum([node.pages for node in path if node in kept]) - (agreed if part in kept else 0)
+        if self._is_single:
+            return beside
+        prompt_pages = request.pages_for(held.tokens, self.page_tokens)
+        return max(beside, pages + prompt_pages - request.pages_in_all(self.page_tokens))
 
     def claim(self, lease: Lease, now: float) -> Claim:
         held, gpu, swaps, pages = cast(SwapLease, lease), self.gpu, self.swaps, lease.reserved_pages
@@ -220,6 +234,7 @@ class SteppedSwaps(ServedCache):
     def finish(self, lease: Lease, now: float = -inf) -> list[Transfer]:
         held, request, swaps = cast(SwapLease, lease), lease.request, self.swaps
         is_cached = lease.epoch == self.residency.epoch
+        self.persistent.keep(lease)
         if is_cached and self._caches_output and request.output_runs:
             path = join_extents(request.runs, request.output_runs)
             rest = split_extents(path, lease.node.depth + lease.node.pages)[1]
@@ -241,13 +256,15 @@ class SteppedSwaps(ServedCache):
     def reset(self, gpu: Tier | None = None, now: float = -inf) -> None:
         if gpu is None:
             self.residency.clear()
-        else:
+        self.persistent.let_go(gpu)
+        if gpu is not None:
             self.swaps.lose(gpu)
         for watch in self.watches:
             watch.emptied(gpu)
 
     def check(self) -> None:
         held = Held(slots={self.gpu: []}, reserved_pages={self.gpu: 0})
+        held.pins.extend(self.persistent.paths)
         for lease in self.leases:
             held.pins.append((lease.node, self.gpu))
             held.reserved_pages[self.gpu] += lease.reserved_pages

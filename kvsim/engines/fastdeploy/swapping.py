@@ -55,7 +55,10 @@ class SwappingCache(Server):
     def serve(self, request: Request, pages: int, now: float) -> Any:
         """Serve a request that takes ``pages`` pages in all. Returns its lease, None without room now, or NEVER_FITS."""
         lease, self._unfinished = self._unfinished, None
-        if lease is None or lease.request is not request:
+        if lease is not None and lease.request is not request:
+            self.cache.release(lease)
+            lease = None
+        if lease is None:
             if pages > self.cache.gpu.pool.capacity:
                 return NEVER_FITS
             lease = self._admit(request, pages, now)

@@ -12,7 +12,7 @@ from kvsim.core.transfer import Transfer
 from kvsim.core.tree import Node, RadixTree
 from kvsim.core.victims import check_enough, victim, victims
 from kvsim.engines.lightllm.page_store import NOT_STORED, PageStore, Stored
-from kvsim.pages.extents import Extent, count_pages, join_extents
+from kvsim.pages.extents import Extent, count_pages, join_extents, split_extents
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class RunningLease(Lease):
     ``rest`` are the page ids after those found on the GPU, of all pages that enter the tree when the request finishes.
     """
 
-    __slots__ = ("found", "load", "pages", "stored")
+    __slots__ = ("found", "load", "others", "pages", "stored")
 
     def __init__(self, request: Request, gpu: Tier, root: Node, why: int = FIRST) -> None:
         super().__init__(request, gpu, root, why)
@@ -47,6 +47,8 @@ class RunningLease(Lease):
         """What loads them in time, if anything does."""
         self.stored = NOT_STORED
         """CPU pages of its prompt, held while they are stored."""
+        self.others: list[RunningLease] = []
+        """In a replay: those of its other samples."""
 
     def arriving(self) -> list[Transfer]:
         return [] if self.load is None or self.load.done else [self.load]
@@ -100,13 +102,16 @@ class LightLLMCache(Server):
         self.admit(lease, pages, now)
         self.end_load(lease)
         lease.hits = lease.gpu_pages, lease.loaded_pages, 0
+        if request.samples > 1:
+            lease.others = self.fork(lease, now)
         return lease
 
     def finish_request(self, lease: RunningLease) -> None:
         """End a request whose answer is complete: store its prompt, insert what it computed, and free the rest."""
         self.begin_store(lease)
         self.end_store(lease)
-        self.end_request(lease, self.residency.now)
+        for each in (lease, *lease.others):
+            self.end_request(each, self.residency.now)
 
     def reset(self) -> None:
         self.residency.clear()
@@ -117,11 +122,17 @@ class LightLLMCache(Server):
     # --- requests ------------------------------------------------------------------------------------------------------------
 
     def needed_pages(self, request: Request, pages: int) -> int:
-        """Return how many pages a request takes that has ``pages`` with the last token of its answer.
+        """Return how many pages a request takes of whose samples each has ``pages`` with the last token of its answer.
 
-        The KV of that token is never computed; where answers are cached, it takes no page.
+        The KV of that token is never computed; where answers are cached, it takes no page. Samples share the prompt's full pages.
         """
-        return request.pages_for(computed_tokens(request), self.page_tokens) if self._rules.cache_output else pages
+        if self._rules.cache_output:
+            pages = request.pages_for(computed_tokens(request), self.page_tokens)
+        return pages + (request.samples - 1) * (pages - self._shared_pages(request, pages))
+
+    def _shared_pages(self, request: Request, pages: int) -> int:
+        """Return how many of its ``pages`` a request shares with its other samples."""
+        return min(request.prompt_tokens // self.page_tokens, pages)
 
     def has_room(self, pages: int) -> bool:
         """Whether a request of ``pages`` pages can run beside those that do."""
@@ -150,10 +161,34 @@ class LightLLMCache(Server):
         self.running_pages += pages
         lease.slots = residency.take(gpu, pages - hit_pages)
 
+    def fork(self, lease: RunningLease, now: float) -> list[RunningLease]:
+        """Enter the full pages of a request's prompt, which has been computed, for all of its samples, and divide its slots.
+
+        Returns the leases of the samples after the first.
+        """
+        pool, request = self.gpu.pool, lease.request
+        shared = self._shared_pages(request, lease.pages)
+        prompt, rest = split_extents(lease.rest, max(0, shared - lease.node.depth - lease.node.pages))
+        lease.rest = prompt
+        self._enter(lease, self.residency.tick(now))
+        lease.rest = rest
+        own_pages = (lease.pages - shared) // request.samples
+        others = []
+        for sample in request.other_samples():
+            other = RunningLease(sample, self.gpu, self.tree.root)
+            other.epoch, other.node, other.pages = lease.epoch, lease.node, own_pages
+            other.rest = split_extents(self.path_of(sample), shared)[1]
+            other.slots, lease.slots = pool.split(lease.slots, own_pages)
+            self.residency.pin(other.node, self.gpu)
+            lease.pages -= own_pages
+            others.append(other)
+        return others
+
     def end_request(self, lease: RunningLease, now: float) -> None:
         """End a request whose prompt has been stored: what it has computed enters the tree."""
         if lease.epoch == self.residency.epoch and (lease.rest or lease.node.parent is not None):
-            self._insert(lease, self.residency.tick(now))
+            self._enter(lease, self.residency.tick(now))
+            self.residency.notices.finish(lease.request, lease.node, self.residency.now)
         self.give_up(lease)
 
     def give_up(self, lease: RunningLease) -> None:
@@ -176,7 +211,7 @@ class LightLLMCache(Server):
 
     # --- GPU -------------------------------------------------------------------------------------------------------------
 
-    def _insert(self, lease: RunningLease, now: float) -> None:
+    def _enter(self, lease: RunningLease, now: float) -> None:
         """Add the computed pages that the tree lacks, in slots of the request; pin the whole path and mark it as used now."""
         gpu = self.gpu
         path, rest = self.residency.follow(lease.node, lease.rest)
@@ -195,7 +230,6 @@ class LightLLMCache(Server):
         while used.parent is not None:
             used.last_used = now
             used = used.parent
-        self.residency.notices.finish(lease.request, lease.node, now)
 
     def _evict(self, pages: int, now: float) -> None:
         """Evict whole leaves until at least ``pages`` pages are free; the admission test has made sure that there are."""
@@ -232,8 +266,8 @@ class LightLLMCache(Server):
         lease.found = ()
 
     def begin_store(self, lease: RunningLease) -> None:
-        """Hold the CPU pages that will have what placement wants of a request's prompt."""
-        if lease.epoch == self.residency.epoch:
+        """Hold the CPU pages that will have what placement wants of a request's prompt; its first sample stores it for all."""
+        if lease.epoch == self.residency.epoch and not lease.request.sample:
             lease.stored = self.hold_prompt(lease.request, lease.node)
 
     def hold_prompt(self, request: Request, node: Node) -> Stored:

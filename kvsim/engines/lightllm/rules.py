@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kvsim.core.fan_out import FORKED, FanOut
 from kvsim.core.rules import OWN, CacheSetup, Rules
 from kvsim.core.tier import GPU, Edge
 from kvsim.engines.lightllm.cache import LightLLMCache
@@ -20,7 +21,9 @@ class LightLLMRules(Rules):
     """
 
     engine: ClassVar[str] = "LightLLM"
+    samples: ClassVar[FanOut | None] = FORKED
     covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu")
+    fixed_settings: ClassVar[Sequence[str]] = ("cache_chunks",)
     has_coarse_pages: ClassVar[bool] = True
     knows_slots: ClassVar[bool] = True
 
@@ -45,6 +48,7 @@ class LightLLMHybridRules(Rules):
 
     engine: ClassVar[str] = "LightLLM"
     covers_time: ClassVar[bool] = False
+    samples: ClassVar[FanOut | None] = None
     covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu")
     fixed_settings: ClassVar[Sequence[str]] = ("recompute_last_token", "cache_output")
     has_coarse_pages: ClassVar[bool] = True

@@ -21,6 +21,7 @@ class SteppedRadix(ServedCache):
     match     looks up on the GPU, and cuts nothing
     admit     takes the pages of prompt and answer; until then, what the GPU has can be evicted
     load      copies the CPU pages found that end beyond the GPU's hit, as a whole
+    fork      enters the prompt into the tree, for several answers to it, and divides the pages of these
     finish    begins to store the prompt on the CPU. Once it has been copied, prompt and answer enter the tree, and the request
               gives back its pages; until then it counts as running
     reset     drops everything, that of the CPU too: its memory belongs to the engine
@@ -50,7 +51,7 @@ class SteppedRadix(ServedCache):
 
     def _needed(self, request: Request) -> int:
         """Return how many pages a request takes, its answer included."""
-        return self.nodes.needed_pages(request, request.pages_in_all(self.page_tokens))
+        return self.nodes.needed_pages(request, request.pages_of_sample(self.page_tokens, hold_output=True))
 
     def match(self, request: Request, gpu: Tier | None = None, why: int = FIRST, tokens: int = 0) -> Lease:
         nodes, tree = self.nodes, self.tree
@@ -113,6 +114,15 @@ class SteppedRadix(ServedCache):
     def insert(self, lease: Lease, now: float) -> list[Transfer]:
         """Do nothing: prompts enter the tree with their answers."""
         return NO_TRANSFERS
+
+    def fork(self, lease: Lease, now: float) -> list[Lease]:
+        leases: list[Lease] = []
+        for other in self.nodes.fork(cast(RunningLease, lease), now):
+            self.leases[other] = None
+            leases.append(other)
+            if self.watches:
+                self._tell_admission(other, other.pages, 0, is_admitted=True)
+        return leases
 
     # --- the end of a request ------------------------------------------------------------------------------------------------
 

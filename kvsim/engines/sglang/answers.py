@@ -1,10 +1,8 @@
 """The pages of a prompt and its answer, as SGLang inserts them when a request finishes."""
 
 from kvsim.core.request import Request
+from kvsim.engines.own_ids import own_ids
 from kvsim.pages.extents import Extent, append_extent, count_pages, join_extents
-
-STRIDE = 1 << 32
-"""Distance between the page ids generated for two requests. No answer has this many pages."""
 
 
 def join_answer(request: Request) -> tuple[Extent, ...]:
@@ -18,5 +16,5 @@ def pad(path: tuple[Extent, ...], request: Request, pages: int) -> tuple[Extent,
     if missing <= 0:
         return path
     padded = list(path)
-    append_extent(padded, -STRIDE * (1 + request.index), missing)
+    append_extent(padded, own_ids(request), missing)
     return tuple(padded)

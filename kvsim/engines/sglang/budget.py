@@ -48,7 +48,7 @@ class DeclaredAnswers:
         """Whether SGLang would neither reject a request nor cut its answer short."""
         if request.prompt_tokens >= self._capacity_tokens - SPARE_TOKENS:
             return False
-        return max(1, request.output_tokens) <= self._most(request)
+        return not request.samples or max(1, request.output_tokens) <= self._most(request)
 
     def _most(self, request: Request) -> int:
         """Return the longest answer that SGLang lets a request declare."""
@@ -58,6 +58,8 @@ class DeclaredAnswers:
 
     def of(self, request: Request) -> int:
         """Return the length of answer that a request declares."""
+        if not request.samples:
+            return 0
         own, declared = max(1, request.output_tokens), self._declared_tokens
         return own if declared is None or declared <= own else min(declared, self._most(request))
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
+from kvsim.core.fan_out import AFTER_WARM_UP, FanOut
 from kvsim.core.rules import IN_TIME, OWN, CacheSetup, Rules
 from kvsim.core.serving import Server
 from kvsim.core.tier import CPU, DISK, Edge
@@ -50,9 +51,11 @@ class SGLangRules(Rules):
     """
 
     engine: ClassVar[str] = "SGLang"
+    samples: ClassVar[FanOut | None] = AFTER_WARM_UP
     covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu", "disk")
     refuses_other_tiers: ClassVar[bool] = True
     fixed_settings: ClassVar[Sequence[str]] = ("cache_chunks",)
+    settings_in_time: ClassVar[Sequence[str]] = OF_SCHEDULE
     prefills_in_chunks: ClassVar[bool] = True
     counts_steps: ClassVar[bool] = True
     asks_prefetch: ClassVar[bool] = True
@@ -223,6 +226,7 @@ class SGLangMambaRules(Rules):
 
     engine: ClassVar[str] = "SGLang"
     covers_time: ClassVar[bool] = False
+    samples: ClassVar[FanOut | None] = None
     covered_tiers: ClassVar[Sequence[str]] = ("gpu",)
     refuses_other_tiers: ClassVar[bool] = True
     serves_hybrid_models: ClassVar[bool] = True

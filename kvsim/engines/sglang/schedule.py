@@ -348,7 +348,8 @@ class NodeSchedule(Schedule):
         job.computed = chunk.end
         if not job.generated:
             job.times.first_token_s = now
-            self.frontend.book.waited(job)
+            if not job.request.sample:
+                self.frontend.book.waited(job)
         if not job.is_prefilled:
             job.is_prefilled = True
             self.frontend.first_token(job, self.number)

@@ -58,17 +58,17 @@ class OffloadingCache(SteppedCache):
         if not self.offload.capacity:
             raise ValueError(f"tiers.cpu.capacity is less than one chunk of {chunk_pages} pages: set it higher")
         self.lower = PlainLower(gpu, self.watches)
-        self.uses: dict[int, OffloadUse] = {}
-        """What requests are to the CPU pool, by index, from their first look-up to their finish."""
+        self.uses: dict[Request, OffloadUse] = {}
+        """What requests are to the CPU pool, from their first look-up to their finish."""
 
     def use_of(self, request: Request) -> OffloadUse:
         """Return what a request is to the CPU pool."""
-        use = self.uses.get(request.index)
+        use = self.uses.get(request)
         if use is None:
             path = self._path(request)
             size = self.chunk_pages
             full = split_extents(path, count_pages(path) // size * size)[0]
-            use = self.uses[request.index] = OffloadUse(full if size == 1 else tuple(every_last(full, size)))
+            use = self.uses[request] = OffloadUse(full if size == 1 else tuple(every_last(full, size)))
         return use
 
     # --- loads -----------------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class OffloadingCache(SteppedCache):
     def forget(self, request: Request) -> None:
         """End a request that has finished and has made its last offer."""
         self.offload.finish(self.use_of(request))
-        del self.uses[request.index]
+        del self.uses[request]
 
     def reset(self, gpu: Tier | None = None, now: float = 0.0) -> None:
         self.offload.reset()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+from kvsim.core.fan_out import AT_ONCE, FanOut
 from kvsim.core.rules import OWN, CacheSetup, Rules
 from kvsim.core.serving import ServedCache
 from kvsim.core.tier import GPU
@@ -32,9 +33,11 @@ class VLLMRules(Rules):
     """
 
     engine: ClassVar[str] = "vLLM"
+    samples: ClassVar[FanOut | None] = AT_ONCE
     covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu")
     refuses_other_tiers: ClassVar[bool] = True
     fixed_settings: ClassVar[Sequence[str]] = ("cache_chunks",)
+    settings_in_time: ClassVar[Sequence[str]] = ("loop", "blocks_per_chunk", "offload_prompt_only")
 
     cache_output: bool | None = None
     loop: str = "plain"
@@ -72,13 +75,13 @@ class VLLMRules(Rules):
             raise ValueError("offload_prompt_only=false needs cache_output=true, since pages of answers have no names otherwise")
 
     def check_schedule(self, scheduling: Any, page_tokens: int, max_batch_tokens: int) -> None:
-        if scheduling.goes_by() not in (ARRIVAL, PRIORITY):
-            raise ValueError(
-                f"scheduling: {type(scheduling).__name__}: vLLM's schedule is by arrival or by priority, without a bound: set "
-                "scheduling=fcfs, scheduling=priority with scheduling.max_wait_s=null, or rules=default"
-            )
         if self.loop == "overlap":
             _check_by_arrival(scheduling)
+        if scheduling.goes_by() not in (ARRIVAL, PRIORITY):
+            raise ValueError(
+                f"scheduling: {type(scheduling).__name__}: vLLM's schedule is by arrival or, without CPU offloading, by priority "
+                "without a bound: set scheduling=fcfs, scheduling=priority with scheduling.max_wait_s=null, or rules=default"
+            )
 
     def server(self, setup: CacheSetup) -> VLLMCache:
         return VLLMCache(setup.tiers, setup.edges, self, setup.page_tokens)
@@ -128,6 +131,7 @@ class VLLMHybridRules(Rules):
 
     engine: ClassVar[str] = "vLLM"
     covers_time: ClassVar[bool] = False
+    samples: ClassVar[FanOut | None] = None
     covered_tiers: ClassVar[Sequence[str]] = ("gpu",)
     fixed_settings: ClassVar[Sequence[str]] = ("recompute_last_token", "cache_output")
     serves_hybrid_models: ClassVar[bool] = True

@@ -351,7 +351,8 @@ class BlockSchedule(Schedule):
             job.is_prefilled = True
             if not job.generated:
                 job.times.first_token_s = self.env.now
-                self.frontend.book.waited(job)
+                if not job.request.sample:
+                    self.frontend.book.waited(job)
             self.frontend.first_token(job, self.number)
         job.generated += 1
         if job.lease is not None and job.lease.rest:
