@@ -15,6 +15,7 @@ from kvsim.engines.sglang.queue import check_policy
 from kvsim.engines.sglang.schedule import NodeSchedule
 from kvsim.engines.sglang.stateful_nodes import StatefulNodeCache
 from kvsim.engines.sglang.stepped import SteppedNodes
+from kvsim.engines.sglang.stored_steps import StoredSteps
 from kvsim.engines.sglang.unified_nodes import UnifiedNodeCache
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
 from kvsim.errors import UsageError
@@ -32,6 +33,8 @@ OF_SCHEDULE = (
 )
 OTHER = "choose write_through, write_through_selective or write_back, or set rules=default"
 VERSIONS = ("0.5.23", "0.5.15")
+_IN_TIME = (["gpu"], ["gpu", "cpu"], ["gpu", "cpu", "disk"])
+"""Tiers that a simulation covers."""
 PREFETCH_COUNTS = ("stored", "unmatched")
 
 
@@ -123,7 +126,7 @@ class SGLangRules(Rules):
     def covers(self, command: str, tiers: Sequence[str]) -> bool:
         if command not in IN_TIME:
             return True
-        return command == "simulate" and (list(tiers) == ["gpu"] or self.is_unified and list(tiers) == ["gpu", "cpu"])
+        return command == "simulate" and list(tiers) in (_IN_TIME if self.is_unified else _IN_TIME[:1])
 
     def check(self, command: str, tiers: Sequence[str]) -> None:
         super().check(command, tiers)
@@ -162,7 +165,14 @@ class SGLangRules(Rules):
             raise ValueError(f"an engine of SGLang has its own CPU memory: set tiers.cpu.scope=engine, {OWN}")
         _check_placement(setup.edges[0])
         _check_below(setup.edges)
-        return HostedSteps(setup, caches_answers=answers, load_min_tokens=self.load_min_tokens)
+        if len(tiers) == CPU + 1:
+            return HostedSteps(setup, caches_answers=answers, load_min_tokens=self.load_min_tokens)
+        return StoredSteps(
+            setup,
+            caches_answers=answers,
+            load_min_tokens=self.load_min_tokens,
+            counts_unmatched=self.prefetch_counts == "unmatched",
+        )
 
     def scheduler(self) -> Callable[[Parts], NodeSchedule]:
         return self._schedule
