@@ -148,10 +148,6 @@ class HostCopies(NodeCopies):
     def is_moving(self) -> bool:
         return self.cache.moving.is_moving
 
-    @property
-    def may_leap(self) -> bool:
-        return not self.is_moving
-
     def begin_pass(self, new: list[Job], *, is_computing: bool) -> None:
         self._is_computing = is_computing
         self.decided(is_computing=is_computing)

@@ -25,9 +25,10 @@ class NodeCopies:
         return False
 
     @property
-    def may_leap(self) -> bool:
-        """Whether the next passes have nothing to do here as long as no transfer ends."""
-        return True
+    def has_work(self) -> bool:
+        """Whether the next pass has something to do about storage even if no transfer ends before it. If nothing runs, it follows
+        at once."""
+        return False
 
     def is_awaited(self, transfer: Transfer) -> bool:
         """Whether a pass has something to do now that this transfer has ended."""

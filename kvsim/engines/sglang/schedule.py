@@ -115,7 +115,7 @@ class NodeSchedule(Schedule):
         if self.is_draining:
             self.frontend.drained()
         if len(self.queue):
-            return self._form_prefill()
+            return None if self.copies.has_work else self._form_prefill()
         self.ratio.reset()
         return None
 
@@ -261,7 +261,7 @@ class NodeSchedule(Schedule):
         elif has_left or not self._retract():
             return None
         step = self._step([], self.running.take_tokens())
-        if self._leap is None and not self._may_admit and self.copies.may_leap:
+        if self._leap is None and not self._may_admit and not (self.copies.is_moving or self.copies.has_work):
             self._extend(step)
         return step
 

@@ -110,12 +110,7 @@ class StoredCopies(HostCopies):
         """Slots of the host that the next pass frees."""
 
     @property
-    def may_leap(self) -> bool:
-        return super().may_leap and not self._has_work
-
-    @property
-    def _has_work(self) -> bool:
-        """Whether the next pass has something to do, even if no transfer ends before it."""
+    def has_work(self) -> bool:
         return bool(self._asked or self._released or len(self._retries) or self._reader.ended or self._writer.ended)
 
     def is_awaited(self, transfer: Transfer) -> bool:
@@ -146,7 +141,7 @@ class StoredCopies(HostCopies):
     def carry_out(self) -> Any:
         yield from super().carry_out()
         self._write()
-        if self._has_work:
+        if self.has_work:
             self._wake()
 
     def _write(self) -> None:
@@ -220,7 +215,7 @@ class StoredCopies(HostCopies):
         residency, cpu = self._cache.residency, self._cache.moving.cpu
         slots = residency.take(cpu, room)
         pages = min(room, stored)
-        if counted != stored and pages:
+        if 0 < pages < counted:
             wanted = self._ahead.ask(gap, pages, pages, in_flight_pages=waiter.others_pages, queued_s=self._queued_s())
             if isinstance(wanted, Refusal):
                 self._refuse(waiter, wanted, stored)
