@@ -58,7 +58,7 @@ class Hosted:
     def __init__(
         self, gpu: int, cpu: int, *, write: str = "write_through", page_tokens: int = 4, hardware: dict[str, Any] = HARDWARE,
         chunk: int = 8192, load_min_tokens: int = 0, cache_output: bool = False, disk: int = 0,
-        prefetch: PrefetchPolicy | None = None, **rules: Any,
+        prefetch: PrefetchPolicy | None = None, reset_at_s: float | None = None, **rules: Any,
     ) -> None:  # fmt: skip
         tiers = []
         for index, capacity in enumerate([gpu, cpu, *[disk] * (disk > 0)]):
@@ -79,7 +79,7 @@ class Hosted:
         self.log = Log(substrate.env)
         cache.watch(self.log)
         self.prefetching = Prefetching(cache, ahead, Offer)
-        engine = EngineSettings(max_batch_tokens=chunk)
+        engine = EngineSettings(max_batch_tokens=chunk, reset_at_s=[] if reset_at_s is None else [reset_at_s])
         self.engine = Engine(substrate, cache, self.prefetching, engine, FCFS(), schedule=settings.scheduler())
 
     def run(self, requests: Sequence[Request]) -> Outcome:

