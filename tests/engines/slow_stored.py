@@ -55,8 +55,8 @@ class Waiting:
 
 class SlowStored(SlowUnified):
     def __init__(
-        self, gpu: int, cpu: int, disk: int, *, write: str, batch: int, stop: str, base_s: float, min_tokens: int, fraction: float,
-        unmatched: bool, host_s: float, disk_s: float, layers: int, page_tokens: int = 4,
+        self, gpu: int, cpu: int, disk: int, *, write: str, batch: int, stop: str, base_s: float, min_tokens: int,
+        fraction: float, unmatched: bool, host_s: float, disk_s: float, layers: int, page_tokens: int = 4,
     ) -> None:  # fmt: skip
         super().__init__(gpu, cpu, write=write, storage=1, page_tokens=page_tokens)
         self.disk_pages, self.batch, self.stop, self.base_s, self.min_tokens = disk, batch, stop, base_s, min_tokens

@@ -18,6 +18,7 @@ from tests.engines.small_unified import PLACEMENTS, make_unified
 from tests.workloads import EXAMPLES, Words, random_requests
 
 TRACE = Path(__file__).parents[2] / ".." / "shared" / "traces" / "mooncake_conversation_trace.jsonl.gz"
+
 # --- hits ----------------------------------------------------------------------------------------------------------------
 
 
@@ -147,6 +148,20 @@ def test_answers_are_copied_and_loaded() -> None:
     hosted = Hosted(8, 20, cache_output=True)
     outcome = hosted.run([asked, other, again])
     assert outcome.hit_pages[2].tolist()[:2] == [0, 4]
+
+
+def test_a_reset_gives_back_all_of_host_memory() -> None:
+    """The counts are checked at the end: ``abc``, which GPU and host had, has left both."""
+    hosted = Hosted(20, 20, reset_at_s=500.0)
+    assert hosted.run(words((0, "abc"), (OFTEN, "abcd"))).hit_pages[1].tolist() == [0, 0, 0]
+    assert hosted.cache.tiers[1].pool.free == 20 - 4
+
+
+def test_the_copy_after_a_prompt_follows_the_first_step_of_a_leap() -> None:
+    """The prompt is computed until 13, and its answer in steps of a second, all alike: the copy begins at 14, as step by step."""
+    hosted = Hosted(20, 20, loop="overlap")
+    hosted.run(words((0, "abc"), (OFTEN, "z"), output=6))
+    assert hosted.log.copies[0] == ("gpu-cpu", 3, 14, 17)
 
 
 # --- any workload --------------------------------------------------------------------------------------------------------

@@ -285,8 +285,8 @@ def test_counts_stay_right_while_storage_is_busy(seed: int, write: str, loop: st
     rules: dict[str, Any] = {"mixed_chunk": draw.random() < 0.3, "schedule_conservativeness": draw.choice([1.0, 0.1])}
     hosted = Hosted(
         drawn.gpu + 8, drawn.cpu, disk=drawn.disk, write=write, loop=loop, chunk=draw.choice([8, 32, 8192]),
-        cache_output=draw.random() < 0.5, prefetch=ahead(drawn.stop, base_s=drawn.base_s), reset_at_s=drawn.requests[40].arrival_s,
-        prefetch_counts="unmatched" if drawn.is_unmatched else "stored", **rules,
+        cache_output=draw.random() < 0.5, prefetch=ahead(drawn.stop, base_s=drawn.base_s),
+        reset_at_s=drawn.requests[40].arrival_s, prefetch_counts="unmatched" if drawn.is_unmatched else "stored", **rules,
     )  # fmt: skip
     served = hosted.engine.schedule
     assert isinstance(served, NodeSchedule)

@@ -140,6 +140,7 @@ class HostCopies(NodeCopies):
     def __init__(self, cache: HostedSteps, parts: Parts) -> None:
         self.cache = cache
         self._mover = parts.mover
+        self._wake = parts.wake
         self._following: list[Transfer] = []
         """Begin when the step under way has ended."""
         self._written_back: list[Transfer] = []
@@ -165,6 +166,7 @@ class HostCopies(NodeCopies):
     def _submit(self, transfer: Transfer, *, is_computing: bool) -> None:
         if is_computing:
             self._following.append(transfer)
+            self._wake()  # a leap ends with its first step, which the copy follows
         else:
             self._mover.submit([transfer])
 

@@ -105,8 +105,7 @@ class MovingNodeCache(WholeNodeCache):
             self._register(node)
 
     def settle(self) -> None:
-        """Acknowledge all that is under way, as if it had landed, and let the GPU keep nothing on the host, since everything is about
-        to be given up."""
+        """Acknowledge all that is under way, as if it had landed, and let the GPU keep nothing on the host: all is given up next."""
         self.send_copies()
         self.send_loads()
         for batch in (*self._copies, *self._loads):

@@ -92,7 +92,6 @@ class StoredCopies(HostCopies):
         super().__init__(cache, parts)
         self._cache = cache
         self._queue = queue
-        self._wake = parts.wake
         self._env = parts.mover.env
         self._substrate = parts.mover.substrate
         self._prefetching = parts.prefetching
