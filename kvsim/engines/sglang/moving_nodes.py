@@ -105,7 +105,7 @@ class MovingNodeCache(WholeNodeCache):
             self._register(node)
 
     def settle(self) -> None:
-        """Acknowledge all that is under way, as if it had landed, and let the GPU keep nothing on the host: all is given up next."""
+        """Before everything is given up: acknowledge all that is under way, and let the GPU keep nothing on the host."""
         self.send_copies()
         self.send_loads()
         for batch in (*self._copies, *self._loads):

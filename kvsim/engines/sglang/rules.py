@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from kvsim.core.rules import IN_TIME, OWN, CacheSetup, Rules
 from kvsim.core.serving import Server
-from kvsim.core.tier import CPU, DISK, Edge
+from kvsim.core.tier import CPU, DISK, Edge, Tier
 from kvsim.engine.schedule import LOOPS, Parts
 from kvsim.engines.sglang.budget import PassSettings
 from kvsim.engines.sglang.hosted_nodes import HostedNodeCache
@@ -162,7 +162,7 @@ class SGLangRules(Rules):
         if not setup.edges:
             return SteppedNodes(tiers[0], setup.page_tokens, caches_answers=answers)
         if tiers[CPU].level != CPU:
-            raise ValueError(f"an engine of SGLang has its own CPU memory: set tiers.cpu.scope=engine, {OWN}")
+            raise ValueError(f"an engine of SGLang has {_own_tiers(tiers)}, {OWN}")
         _check_placement(setup.edges[0])
         _check_below(setup.edges)
         if len(tiers) == CPU + 1:
@@ -262,6 +262,13 @@ class SGLangMambaRules(Rules):
             cache_output=bool(self.cache_output),
             recompute_last_token=self.recompute_last_token,
         )
+
+
+def _own_tiers(tiers: Sequence[Tier]) -> str:
+    """Say which tiers below the GPU no engine shares, and how to set that."""
+    if tiers[-1].level == DISK:
+        return "its own CPU memory and storage: set cluster.engines_per_host=1"
+    return "its own CPU memory: set tiers.cpu.scope=engine"
 
 
 def _check_chunk(tokens: int, page_tokens: int) -> None:
