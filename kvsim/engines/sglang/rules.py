@@ -45,11 +45,10 @@ class SGLangRules(Rules):
     GPU only            RadixCache (SGLang 0.5.23), as ``WholeNodeCache``; with answers or prefill chunks, ``UnifiedNodeCache``;
                         in ``kvsim simulate`` also its scheduler (``NodeSchedule``)
     GPU, CPU and disk   UnifiedRadixCache (0.5.23), as ``UnifiedNodeCache``; the disk tier stands for SGLang's storage. In
-                        ``kvsim simulate``, GPU and CPU with its scheduler, as ``HostedSteps``
+                        ``kvsim simulate`` with its scheduler, as ``HostedSteps`` and, with a disk tier, ``StoredSteps``
     version=0.5.15      GPU and CPU: HiRadixCache, as ``HostedNodeCache``
 
-    Simulations with a disk tier, or by version 0.5.15 with a CPU tier, use kvsim's own rules with the same settings, as does
-    ``kvsim validate``.
+    Simulations by version 0.5.15 with a CPU tier use kvsim's own rules with the same settings, as does ``kvsim validate``.
     """
 
     engine: ClassVar[str] = "SGLang"
