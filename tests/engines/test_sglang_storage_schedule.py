@@ -6,6 +6,8 @@ from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvsim.core.request import Request
 from kvsim.core.serving import RulesError
@@ -253,23 +255,45 @@ class Drawn:
         )  # fmt: skip
 
 
+def is_as_in_the_slow_model(drawn: Drawn) -> None:
+    """Without the look-ups of the whole queue, whose number depends on how often an idle engine looks."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(storage_lines, "BATCH_PAGES", drawn.batch)
+        patched.setattr(queue, "REFRESH_ROUNDS", 10**9)
+        try:
+            expected = drawn.slow().play(drawn.requests)
+        except OverflowError:
+            with pytest.raises(RulesError, match="cannot leave the GPU"):
+                drawn.hosted().run(drawn.requests)
+            return
+        outcome = drawn.hosted().run(drawn.requests)
+    assert [tuple(row) for row in outcome.hit_pages.tolist()] == [one.hits for one in expected]
+    assert (outcome.arrival_s + outcome.ttft_s).tolist() == pytest.approx([one.token_s for one in expected], abs=1e-5)
+
+
 @NEEDS_SOURCES
 @pytest.mark.parametrize("write", PLACEMENTS)
 @pytest.mark.parametrize("seed", range(2 * EXAMPLES))
-def test_hits_and_times_are_those_of_the_slow_model(seed: int, write: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the look-ups of the whole queue, whose number depends on how often an idle engine looks."""
-    drawn = Drawn(seed, write)
-    monkeypatch.setattr(storage_lines, "BATCH_PAGES", drawn.batch)
-    monkeypatch.setattr(queue, "REFRESH_ROUNDS", 10**9)
-    try:
-        expected = drawn.slow().play(drawn.requests)
-    except OverflowError:
-        with pytest.raises(RulesError, match="cannot leave the GPU"):
-            drawn.hosted().run(drawn.requests)
-        return
-    outcome = drawn.hosted().run(drawn.requests)
-    assert [tuple(row) for row in outcome.hit_pages.tolist()] == [one.hits for one in expected]
-    assert (outcome.arrival_s + outcome.ttft_s).tolist() == pytest.approx([one.token_s for one in expected], abs=1e-5)
+def test_hits_and_times_are_those_of_the_slow_model(seed: int, write: str) -> None:
+    is_as_in_the_slow_model(Drawn(seed, write))
+
+
+@NEEDS_SOURCES
+@settings(max_examples=4 * EXAMPLES)
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), st.text("xy", max_size=7), st.integers(0, 400)), min_size=2, max_size=25),
+    st.integers(0, 10**6),
+    st.sampled_from(sorted(PLACEMENTS)),
+)
+def test_any_requests_hit_and_take_what_the_slow_model_says(asked: list[tuple[str, str, int]], seed: int, write: str) -> None:
+    """Prompts of a first page and up to seven more, tenths of a second apart and a little more."""
+    drawn, ids, at_s = Drawn(seed, write), Words(), 0.0
+    drawn.requests = []
+    for index, (first, more, tenths) in enumerate(asked):
+        at_s += 0.1 * tenths + 0.00137
+        word = first + more
+        drawn.requests.append(ids.request(word, page_tokens=4, tail=1, output=1, index=index, arrival_s=at_s))
+    is_as_in_the_slow_model(drawn)
 
 
 @NEEDS_SOURCES
