@@ -56,11 +56,12 @@ class Waiting:
 class SlowStored(SlowUnified):
     def __init__(
         self, gpu: int, cpu: int, disk: int, *, write: str, batch: int, stop: str, base_s: float, min_tokens: int,
-        fraction: float, unmatched: bool, host_s: float, disk_s: float, layers: int, page_tokens: int = 4,
+        fraction: float, unmatched: bool, host_s: float, read_s: float, write_s: float, layers: int, page_tokens: int = 4,
     ) -> None:  # fmt: skip
         super().__init__(gpu, cpu, write=write, storage=1, page_tokens=page_tokens)
         self.disk_pages, self.batch, self.stop, self.base_s, self.min_tokens = disk, batch, stop, base_s, min_tokens
-        self.limit, self.unmatched, self.host_s, self.disk_s, self.layers = fraction * cpu, unmatched, host_s, disk_s, layers
+        self.limit, self.unmatched, self.layers = fraction * cpu, unmatched, layers
+        self.host_s, self.read_s, self.write_s = host_s, read_s, write_s
         self.now, self.down_free, self.up_free = 0.0, 0.0, 0.0
         self.order: list[Path] = []
         """The pages in storage, those used least recently first."""
@@ -113,7 +114,7 @@ class SlowStored(SlowUnified):
             here = self.pages(read.owner.sought, read.first + read.begun, read.first + min(read.pages, read.begun + self.batch))
             found = here[: self.leading(here)]
             if found and not read.stopped:
-                self.read_now, self.read_end = found, self.now + self.disk_s * len(found)
+                self.read_now, self.read_end = found, self.now + self.read_s * len(found)
                 read.begun = read.pages if len(found) < len(here) else read.begun + len(here)
             else:
                 self.refresh(self.pages(read.owner.sought, read.first, read.first + read.pages))
@@ -127,7 +128,7 @@ class SlowStored(SlowUnified):
             lacking = len([page for page in here[: self.disk_pages] if page not in self.order])
             self.writes[0].done += len(here)
             if lacking:
-                self.write_now, self.write_end = here, self.now + self.disk_s * lacking
+                self.write_now, self.write_end = here, self.now + self.write_s * lacking
             elif here:
                 self.put(here)
             else:

@@ -212,7 +212,8 @@ class Drawn:
         draw = Random(seed)
         self.batch, self.write = draw.choice([1, 2, 3, 128]), write
         self.gpu, self.cpu, self.disk = draw.choice([16, 20, 30]), draw.choice([8, 12, 20, 40]), draw.choice([40, 100, 300])
-        self.host_s, self.disk_s = draw.choice([0.0713, 0.3137, 1.0173]), draw.choice([0.01371, 0.5317, 2.0371, 5.137])
+        self.host_s, self.read_s = draw.choice([0.0713, 0.3137, 1.0173]), draw.choice([0.01371, 0.5317, 2.0371, 5.137])
+        self.write_s = draw.choice([0.0931, 1.0311]) * self.read_s
         self.stop, self.base_s = draw.choice(["best_effort", "wait_complete", "timeout"]), draw.choice([0.217, 1.313, 5.719])
         self.min_tokens, self.fraction, self.is_unmatched = (
             draw.choice([1, 4, 8, 12]),
@@ -235,10 +236,10 @@ class Drawn:
         return [ids.request(word + draw.choice(["", "", "x", "yz"]), page_tokens=4) for word in made]
 
     def hosted(self) -> Hosted:
-        host, disk = PAGE_BYTES / self.host_s, PAGE_BYTES / self.disk_s
+        host = PAGE_BYTES / self.host_s
         rates = {
             "host_to_device_bytes_per_s": host, "device_to_host_bytes_per_s": host, "both_directions_bytes_per_s": 2 * host,
-            "disk_read_bytes_per_s": disk, "disk_write_bytes_per_s": disk,
+            "disk_read_bytes_per_s": PAGE_BYTES / self.read_s, "disk_write_bytes_per_s": PAGE_BYTES / self.write_s,
         }  # fmt: skip
         policy = ahead(self.stop, base_s=self.base_s, min_tokens=self.min_tokens, fraction=self.fraction)
         counts = "unmatched" if self.is_unmatched else "stored"
@@ -251,7 +252,7 @@ class Drawn:
         return SlowStored(
             self.gpu, self.cpu, self.disk, write=self.write, batch=self.batch, stop=self.stop, base_s=self.base_s,
             min_tokens=self.min_tokens, fraction=self.fraction, unmatched=self.is_unmatched, host_s=self.host_s,
-            disk_s=self.disk_s, layers=4,
+            read_s=self.read_s, write_s=self.write_s, layers=4,
         )  # fmt: skip
 
 
