@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvsim.cluster.cluster import Cluster
+from kvsim.cluster.cluster import Cluster, Failure
 from kvsim.core.pool import SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import CacheSetup
@@ -58,7 +58,8 @@ class Hosted:
     def __init__(
         self, gpu: int, cpu: int, *, write: str = "write_through", page_tokens: int = 4, hardware: dict[str, Any] = HARDWARE,
         chunk: int = 8192, load_min_tokens: int = 0, cache_output: bool = False, disk: int = 0,
-        prefetch: PrefetchPolicy | None = None, reset_at_s: float | None = None, **rules: Any,
+        prefetch: PrefetchPolicy | None = None, reset_at_s: float | None = None, most_running: int = 256,
+        **rules: Any,
     ) -> None:  # fmt: skip
         tiers = []
         for index, capacity in enumerate([gpu, cpu, *[disk] * (disk > 0)]):
@@ -79,11 +80,12 @@ class Hosted:
         self.log = Log(substrate.env)
         cache.watch(self.log)
         self.prefetching = Prefetching(cache, ahead, Offer)
-        engine = EngineSettings(max_batch_tokens=chunk, reset_at_s=[] if reset_at_s is None else [reset_at_s])
+        resets = [] if reset_at_s is None else [reset_at_s]
+        engine = EngineSettings(max_batch_tokens=chunk, max_running_requests=most_running, reset_at_s=resets)
         self.engine = Engine(substrate, cache, self.prefetching, engine, FCFS(), schedule=settings.scheduler())
 
-    def run(self, requests: Sequence[Request]) -> Outcome:
-        outcome = Cluster([self.engine]).run(list(requests))
+    def run(self, requests: Sequence[Request], *, failures: Sequence[Failure] = ()) -> Outcome:
+        outcome = Cluster([self.engine], failures=failures).run(list(requests))
         self.cache.check()
         assert not self.cache.leases
         return outcome

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvsim.cluster.cluster import Failure
 from kvsim.core.request import Request
 from kvsim.core.serving import RulesError
 from kvsim.engines.sglang import queue, schedule, storage_lines
@@ -200,6 +201,44 @@ def test_counting_unmatched_pages_makes_more_room(counts: str, hits: list[int]) 
     hosted = storing(ahead(), gpu=7, cpu=9, write="write_through_selective", prefetch_counts=counts)
     outcome = hosted.run(words(*twice, (5 * OFTEN, "aklm"), (6 * OFTEN, "efg")))
     assert outcome.hit_pages[-2:].tolist() == [[0, 0, 1], hits]
+
+
+def test_storage_is_asked_again_after_eight_passes() -> None:
+    """While ``d`` decodes alone, a pass a second. Its answer is complete at 24.
+
+    At 6, ``abc`` is asked for, and ``ef`` is over the rate limit; the read of ``abc`` begins at 7. At 14, eight passes later, it has
+    ended, and ``ef`` is asked for.
+    """
+    hosted = storing(ahead(fraction=0.2), gpu=12, cpu=15, most_running=1)
+    gone = ((0, "abc"), (500, "ef"), (OFTEN, "uvwxyz"), (2 * OFTEN, "ghijklmno"))
+    requests = words(*gone, (LATER, "d"), (LATER + 5.5, "abc"), (LATER + 5.5, "ef"))
+    requests[4].output_tokens = 20
+    outcome = hosted.run(requests)
+    assert outcome.hit_pages[5:].tolist() == [[0, 0, 3], [0, 0, 2]]
+    assert outcome.ttft_s[5:].round(6).tolist() == [24 - 5.5 + 3.25, 24 - 5.5 + 3.25 + 2.25]
+    reads = [copy for copy in hosted.log.copies if copy[0] == "disk-cpu"]
+    assert reads == [("disk-cpu", 3, LATER + 7, LATER + 13), ("disk-cpu", 2, LATER + 15, LATER + 19)]
+
+
+def test_a_reset_empties_storage_and_a_failure_does_not() -> None:
+    for failures, reset_at_s, hits in (
+        ((), None, [0, 0, 3]),
+        ((), 2500.0, [0, 0, 0]),
+        ([Failure(engine=0, at_s=2500.0, back_after_s=1.0)], None, [0, 0, 3]),
+    ):
+        hosted = storing(ahead(), reset_at_s=reset_at_s)
+        outcome = hosted.run(words(*GONE, (LATER, "abc")), failures=failures)
+        assert outcome.hit_pages[3].tolist() == hits
+
+
+@pytest.mark.parametrize("at_s", [0.5, 4.5, 6.5, 8.0])
+def test_an_engine_that_fails_begins_anew(at_s: float) -> None:
+    """While ``abc`` is read, up to 6, or loaded. It is read again when the engine is back and the read under way has ended."""
+    outcome = storing(ahead()).run(
+        words(*GONE, (LATER, "abc")), failures=[Failure(engine=0, at_s=LATER + at_s, back_after_s=0.1)]
+    )
+    assert outcome.hit_pages[3].tolist() == [0, 0, 3]
+    assert outcome.ttft_s[3] == pytest.approx(max(6, at_s + 0.1) + 6 + 3.25)
 
 
 # --- any workload --------------------------------------------------------------------------------------------------------
