@@ -206,8 +206,8 @@ def test_counting_unmatched_pages_makes_more_room(counts: str, hits: list[int]) 
 def test_storage_is_asked_again_after_eight_passes() -> None:
     """While ``d`` decodes alone, a pass a second. Its answer is complete at 24.
 
-    At 6, ``abc`` is asked for, and ``ef`` is over the rate limit; the read of ``abc`` begins at 7. At 14, eight passes later, it has
-    ended, and ``ef`` is asked for.
+    At 6, ``abc`` is asked for, and ``ef`` is over the rate limit; the read of ``abc`` begins at 7. At 14, eight passes later, it
+    has ended, and ``ef`` is asked for.
     """
     hosted = storing(ahead(fraction=0.2), gpu=12, cpu=15, most_running=1)
     gone = ((0, "abc"), (500, "ef"), (OFTEN, "uvwxyz"), (2 * OFTEN, "ghijklmno"))
