@@ -94,7 +94,9 @@ def test_what_storage_has_is_not_written_again() -> None:
 def test_a_request_waits_for_a_read_that_ends_in_time(stop: str, loop: str) -> None:
     """Three pages are read in 6 s and loaded in 3 s; the last of four layers is then computed in a quarter of a second."""
     hosted = storing(ahead(stop, base_s=6), loop=loop)
-    assert first_tokens(hosted, words(*GONE, (LATER, "abc")))[3] == LATER + 6 + 3.25
+    outcome = hosted.run(words(*GONE, (LATER, "abc")))
+    assert outcome.ttft_s[3] == pytest.approx(6 + 3.25)
+    assert outcome.columns["read_s"][3].tolist() == [0, 6]
     assert ("disk-cpu", 3, LATER, LATER + 6) in hosted.log.copies
     counts = hosted.prefetching.counts
     assert (counts.fetched_pages, counts.used_pages, counts.wasted_pages) == (3, 3, 0)

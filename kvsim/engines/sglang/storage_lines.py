@@ -57,9 +57,6 @@ class StorageLine:
         self.ended: list[StorageWork] = []
         """Those that have ended and have not been acknowledged."""
 
-    def __len__(self) -> int:
-        return len(self._works)
-
     def add(self, work: StorageWork) -> None:
         """Put work at the end of the line."""
         self._works.append(work)
@@ -133,7 +130,9 @@ class Read(StorageWork):
         if not found:
             return None
         self._batch = count_pages(found)
-        return self.line.move(self._batch, self, goes_down=False)
+        transfer = self.line.move(self._batch, self, goes_down=False)
+        transfer.request = self.job.request
+        return transfer
 
     def arrived(self, pages: int) -> None:
         self.counts.fetched_pages += pages
