@@ -54,13 +54,15 @@ class Retries:
     def __init__(self) -> None:
         self._waiters: dict[Job, Waiter] = {}
         self._passes = 0
+        self._soonest_pass = 0
+        """No request is due before this pass."""
 
     def __len__(self) -> int:
         return len(self._waiters)
 
     def later(self, job: Job, waiter: Waiter) -> None:
         """Ask for a request again."""
-        waiter.due_pass = 0
+        waiter.due_pass = self._soonest_pass = 0
         self._waiters[job] = waiter
 
     def cancel(self, job: Job) -> None:
@@ -78,7 +80,7 @@ class Retries:
             return []
         jobs = list(queue)
         self.cancel(jobs[0])
-        if not any(waiter.due_pass <= self._passes for waiter in self._waiters.values()):
+        if self._soonest_pass > self._passes:
             return []
         due: list[tuple[Job, Waiter]] = []
         for job in jobs:
@@ -91,4 +93,5 @@ class Retries:
             elif waiter.due_pass <= self._passes:
                 self.cancel(job)
                 due.append((job, waiter))
+        self._soonest_pass = min([waiter.due_pass for waiter in self._waiters.values()], default=0)
         return due
