@@ -49,7 +49,7 @@ class CacheSetup:
     copy_steps: int = 0
     """Steps of a replay from the beginning of a copy to its acknowledgement, by rules with ``counts_steps``."""
     prefetch: Any = None
-    """The prefetch policy of a replay by rules with ``asks_prefetch``, bound already; None without a tier to read from."""
+    """The prefetch policy for rules with ``asks_prefetch``, bound already; None without a tier to read from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class Rules:
     """Whether a replay by an engine's rules counts steps, so that copies can take some (``replay.copy_steps``)."""
 
     asks_prefetch: ClassVar[bool] = False
-    """Whether a replay by an engine's rules asks the prefetch policy what to read ahead."""
+    """Whether the cache of an engine's rules asks the prefetch policy what to read ahead."""
 
     decides_checkpoints: ClassVar[bool] = False
     """Whether the engine itself decides where states are saved, so that no checkpoint policy is asked."""

@@ -30,6 +30,11 @@ class PrefetchCounts:
     refused_by_rate_limit_pages: int = 0
     refused_by_memory_pages: int = 0
 
+    def refuse(self, reason: str, pages: int) -> None:
+        """Count pages that are stored and not fetched; ``reason`` is the value of a ``Refusal``."""
+        name = f"{reason}_pages"
+        setattr(self, name, getattr(self, name) + pages)
+
 
 class Prefetch:
     """The pages fetched for one request, from the start of the fetch until the request is admitted or rejected.
@@ -91,7 +96,7 @@ class Prefetching:
         )
         answer = self._policy.fetch(offer)
         if isinstance(answer, Enum):
-            self._refuse(answer.value, stored)
+            self.counts.refuse(answer.value, stored)
             return None
         pages = whole_number(self._policy_name, "fetch()", answer, stored)
         if not pages:
@@ -104,10 +109,6 @@ class Prefetching:
         self.in_flight_pages += prefetch.pages
         self.counts.refused_by_memory_pages += stored - prefetch.pages
         return prefetch
-
-    def _refuse(self, reason: str, pages: int) -> None:
-        name = f"{reason}_pages"
-        setattr(self.counts, name, getattr(self.counts, name) + pages)
 
     def pages_to_load(self, lease: Lease) -> int:
         """Return how many pages below the GPU the policy wants to load for a request that is about to be admitted."""

@@ -74,7 +74,10 @@ class PrefetchPolicy(metaclass=ABCMeta):
         """
 
     def wait_s(self, fetch_tokens: int) -> float:
-        """Return how long, in seconds from its arrival, a request may wait for its own prefetch of ``fetch_tokens`` tokens."""
+        """Return how long, in seconds, a request may wait for its own prefetch of ``fetch_tokens`` tokens.
+
+        That is from its arrival on; by the rules of SGLang, from the first time that it could be admitted.
+        """
         return inf
 
 
@@ -86,7 +89,7 @@ class StoppedPrefetch(PrefetchPolicy):
     best_effort     the request does not wait: its prefetch stops as soon as it can run
     wait_complete   the request waits until everything has arrived
     timeout         the request waits at most base_s plus per_1024_tokens_s for each 1,024 tokens of the prefetch, counted
-                    from its arrival
+                    from its arrival; by the rules of SGLang, from its first turn, for the tokens that storage is asked for
     """
 
     stop: str = "timeout"

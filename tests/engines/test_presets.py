@@ -77,7 +77,12 @@ def test_settings_of_the_rules_reach_the_cache() -> None:
 
 
 def test_what_sglang_s_rules_do_not_simulate_is_said_in_the_result() -> None:
-    assert isinstance(plan("preset=sglang_hicache", command="simulate").rules, SGLangRules)
+    stored = "tiers.disk.capacity=1TiB"
+    for settings in ([], [stored], [stored, "rules.prefetch_counts=unmatched"]):
+        built = plan("preset=sglang_hicache", *settings, command="simulate")
+        assert isinstance(built.rules, SGLangRules) and built.rules_note == ""
+    note = plan("preset=sglang_hicache", stored, "tiers.remote.capacity=1TiB", command="simulate").rules_note
+    assert note == "kvsim's own: those of SGLang do not cover kvsim simulate with tiers gpu, cpu, disk, remote"
     built = plan("preset=sglang_hicache", "rules.version=0.5.15", command="simulate")
     assert built.rules == Rules(cache_output=False)
     assert built.rules_note == "kvsim's own: those of SGLang 0.5.15 do not cover kvsim simulate with tiers gpu, cpu"
@@ -135,6 +140,26 @@ def test_what_sglang_s_rules_do_not_have_ends_with_one_line(
     assert main(["replay", "preset=sglang_hicache", *settings]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"kvsim: {words}") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["tiers.disk.capacity=1TiB"], "its own CPU memory and storage: set cluster.engines_per_host=1"),
+        (
+            ["tiers.disk.capacity=1TiB", "tiers.cpu.scope=engine"],
+            "its own CPU memory and storage: set cluster.engines_per_host=1",
+        ),
+        ([], "its own CPU memory: set tiers.cpu.scope=engine"),
+    ],
+)
+def test_engines_of_sglang_share_nothing_in_a_simulation(
+    settings: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "preset=sglang_hicache", "cluster.engines=2", "trace.sessions=3", *settings]) == 2
+    assert capsys.readouterr().err == (
+        f"kvsim: rules: an engine of SGLang has {words}, or set rules=default for kvsim's own rules with the same policies\n"
+    )
 
 
 @pytest.mark.parametrize("preset", ["sglang", "sglang_hicache", "vllm"])

@@ -1,6 +1,5 @@
 """``rules=sglang`` in a simulation with host memory: copies take the time of the links, and hits are those of a replay."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -8,95 +7,17 @@ from typing import Any
 
 import pytest
 
-from kvsim.cluster.cluster import Cluster
-from kvsim.core.pool import SlotPool
-from kvsim.core.request import Request
-from kvsim.core.rules import CacheSetup
-from kvsim.core.tier import Tier, chain
-from kvsim.core.transfer import Transfer
-from kvsim.core.watch import Watch
-from kvsim.engine.engine import Engine, EngineSettings
-from kvsim.engine.outcome import Outcome
-from kvsim.engine.prefetching import Prefetching
 from kvsim.engines.sglang import schedule
-from kvsim.engines.sglang.hosted_steps import HostedSteps
-from kvsim.engines.sglang.rules import SGLangRules
 from kvsim.engines.sglang.schedule import NodeSchedule
-from kvsim.hardware.spec import HardwareSpec
-from kvsim.policies.context import PolicyContext
-from kvsim.policies.eviction.lru import LRU
-from kvsim.policies.prefetch.base import Offer
-from kvsim.policies.prefetch.none import NoPrefetch
-from kvsim.policies.scheduling.fcfs import FCFS
-from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from kvsim.trace.mooncake import Mooncake
-from tests.engine.small import FOREVER, HARDWARE, MODEL
+from tests.engine.small import FOREVER, HARDWARE
 from tests.engines.slow_unified import SlowUnified, play_alone
 from tests.engines.small import replayed
+from tests.engines.small_hosted import INSTANT, OFTEN, Hosted, alone, first_tokens, words
 from tests.engines.small_unified import PLACEMENTS, make_unified
 from tests.workloads import EXAMPLES, Words, random_requests
 
 TRACE = Path(__file__).parents[2] / ".." / "shared" / "traces" / "mooncake_conversation_trace.jsonl.gz"
-INSTANT: dict[str, Any] = {
-    **HARDWARE,
-    "host_to_device_bytes_per_s": FOREVER,
-    "device_to_host_bytes_per_s": FOREVER,
-    "both_directions_bytes_per_s": FOREVER,
-}
-
-
-class Log(Watch):
-    """Notes when each transfer begins and ends, in seconds."""
-
-    def __init__(self, env: Any) -> None:
-        self.env = env
-        self.copies: list[tuple[str, int, float, float]] = []
-        """(source-target, pages, begin, end) by end."""
-        self._began: dict[Transfer, float] = {}
-
-    def began(self, transfer: Transfer) -> None:
-        self._began[transfer] = self.env.now
-
-    def ended(self, transfer: Transfer) -> None:
-        self.copies.append((transfer.name, transfer.pages, round(self._began[transfer], 6), round(self.env.now, 6)))
-
-
-class Hosted:
-    """An engine on which a page takes 4 s to compute and 1 s to copy, unless ``hardware`` says otherwise."""
-
-    def __init__(
-        self, gpu: int, cpu: int, *, write: str = "write_through", page_tokens: int = 4, hardware: dict[str, Any] = HARDWARE,
-        chunk: int = 8192, load_min_tokens: int = 0, cache_output: bool = False, **rules: Any,
-    ) -> None:  # fmt: skip
-        tiers = []
-        for index, capacity in enumerate([gpu, cpu]):
-            policy = LRU()
-            policy.bind(PolicyContext(tier=index, capacity_pages=capacity, page_tokens=page_tokens))
-            tiers.append(Tier(("gpu", "cpu")[index], index, SlotPool(capacity), policy))
-        placement = PLACEMENTS[write]()
-        placement.bind(PolicyContext(tier=1, upper_tier=0, page_tokens=page_tokens))
-        settings = SGLangRules(**{"loop": "plain", **rules}, load_min_tokens=load_min_tokens, cache_output=cache_output)
-        cache = settings.cache(CacheSetup(tiers=tiers, edges=chain(tiers, [placement]), page_tokens=page_tokens))
-        assert isinstance(cache, HostedSteps)
-        self.cache = cache
-        substrate = SimulatedSubstrate(MODEL, HardwareSpec(**hardware), page_tokens, links="fifo")
-        self.log = Log(substrate.env)
-        cache.watch(self.log)
-        prefetching = Prefetching(cache, NoPrefetch(), Offer)
-        engine = EngineSettings(max_batch_tokens=chunk)
-        self.engine = Engine(substrate, cache, prefetching, engine, FCFS(), schedule=settings.scheduler())
-
-    def run(self, requests: Sequence[Request]) -> Outcome:
-        outcome = Cluster([self.engine]).run(list(requests))
-        self.cache.check()
-        assert not self.cache.leases
-        return outcome
-
-
-def alone(requests: Sequence[Request]) -> list[Request]:
-    """The same requests, each long after the one before it has finished."""
-    return [replace(request, arrival_s=1e7 * at, index=at) for at, request in enumerate(requests)]
-
 
 # --- hits ----------------------------------------------------------------------------------------------------------------
 
@@ -134,20 +55,6 @@ def test_with_instant_links_hits_are_those_of_the_slow_model(seed: int, write: s
 
 
 # --- times, by hand: prompts are words of pages and one token more ---------------------------------------------------------
-
-OFTEN = 1_000.0
-"""Seconds after which everything before has ended."""
-
-
-def words(*timed: tuple[float, str], output: int = 1) -> list[Request]:
-    ids = Words()
-    return [ids.request(word, page_tokens=4, tail=1, output=output, index=at, arrival_s=s) for at, (s, word) in enumerate(timed)]
-
-
-def first_tokens(hosted: Hosted, requests: list[Request]) -> list[float]:
-    """When each first token appears, in seconds."""
-    outcome = hosted.run(requests)
-    return [round(at, 6) for at in (outcome.arrival_s + outcome.ttft_s).tolist()]
 
 
 def test_a_copy_follows_the_results_of_its_step() -> None:
@@ -241,6 +148,20 @@ def test_answers_are_copied_and_loaded() -> None:
     hosted = Hosted(8, 20, cache_output=True)
     outcome = hosted.run([asked, other, again])
     assert outcome.hit_pages[2].tolist()[:2] == [0, 4]
+
+
+def test_a_reset_gives_back_all_of_host_memory() -> None:
+    """The counts are checked at the end: ``abc``, which GPU and host had, has left both."""
+    hosted = Hosted(20, 20, reset_at_s=500.0)
+    assert hosted.run(words((0, "abc"), (OFTEN, "abcd"))).hit_pages[1].tolist() == [0, 0, 0]
+    assert hosted.cache.tiers[1].pool.free == 20 - 4
+
+
+def test_the_copy_after_a_prompt_follows_the_first_step_of_a_leap() -> None:
+    """The prompt is computed until 13, and its answer in steps of a second, all alike: the copy begins at 14, as step by step."""
+    hosted = Hosted(20, 20, loop="overlap")
+    hosted.run(words((0, "abc"), (OFTEN, "z"), output=6))
+    assert hosted.log.copies[0] == ("gpu-cpu", 3, 14, 17)
 
 
 # --- any workload --------------------------------------------------------------------------------------------------------

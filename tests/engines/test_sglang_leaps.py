@@ -134,8 +134,9 @@ def test_steps_with_room_are_counted_exactly(page_tokens: int):
 @pytest.mark.skipif(not running.__file__.endswith(".py"), reason="a method of a compiled class cannot be replaced")
 @pytest.mark.parametrize("placement", ["write_through", "write_through_selective", "write_back"])
 @pytest.mark.parametrize("loop", ["overlap", "plain"])
-def test_leaps_beside_copies_are_steps(placement: str, loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Conversations that come back while others decode, on a GPU for a few of them and a host for most."""
+@pytest.mark.parametrize("stored_pages", [0, 5000])
+def test_leaps_beside_copies_are_steps(placement: str, loop: str, stored_pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conversations that come back while others decode, on a GPU for a few of them and a host for most, or with storage."""
     random = Random(7)
     prompts, answers, arrivals_s, now = [], [], [], 0.0
     chats: list[list[int]] = [[] for _ in range(10)]
@@ -152,8 +153,10 @@ def test_leaps_beside_copies_are_steps(placement: str, loop: str, monkeypatch: p
     trace = kvsim.trace_from_tokens(prompts, answers=answers, arrivals_s=arrivals_s, page_tokens=16)
     settings = (
         "preset=sglang_hicache", f"placement={placement}", f"rules.loop={loop}", "tiers.gpu.capacity=250pages",
-        "tiers.cpu.capacity=700pages", "hardware.host_to_device_bytes_per_s=2e8", "hardware.device_to_host_bytes_per_s=2e8",
+        "hardware.host_to_device_bytes_per_s=2e8", "hardware.device_to_host_bytes_per_s=2e8",
         "hardware.both_directions_bytes_per_s=4e8", "engine.max_batch_tokens=512",
+        f"tiers.cpu.capacity={350 if stored_pages else 700}pages", f"tiers.disk.capacity={stored_pages}pages",
+        *["hardware.disk_read_bytes_per_s=1e8", "hardware.disk_write_bytes_per_s=4e8"] * (stored_pages > 0),
     )  # fmt: skip
     in_leaps = kvsim.simulate(trace, *settings, "timeline=true").outcome
     monkeypatch.setattr(running.RunningBatch, "repetitions", lambda batch: 0)
@@ -161,5 +164,5 @@ def test_leaps_beside_copies_are_steps(placement: str, loop: str, monkeypatch: p
     assert in_leaps.hit_pages.tolist() == in_steps.hit_pages.tolist()
     for times in ("ttft_s", "e2e_s"):
         assert getattr(in_leaps, times).tolist() == pytest.approx(getattr(in_steps, times).tolist(), rel=0, abs=1e-9)
-    assert in_leaps.hit_pages[:, 1].sum() > 500
-    assert len(in_leaps.timeline.batches) < 0.8 * len(in_steps.timeline.batches)
+    assert in_leaps.hit_pages[:, 1:].sum() > 500 and in_leaps.hit_pages[:, 2:].sum() > (20 if stored_pages else -1)
+    assert len(in_leaps.timeline.batches) < (0.9 if stored_pages else 0.8) * len(in_steps.timeline.batches)

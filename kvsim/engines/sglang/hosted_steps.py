@@ -8,11 +8,14 @@ from simpy import Event
 from kvsim.core.plain_lower import PlainLower
 from kvsim.core.rules import CacheSetup
 from kvsim.core.tier import GPU, Edge, Tier
-from kvsim.core.transfer import Transfer
+from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.core.tree import Node
-from kvsim.engine.mover import Mover
+from kvsim.core.watch import Watch
+from kvsim.engine.job import Job
+from kvsim.engine.queue import JobQueue
+from kvsim.engine.schedule import Parts
 from kvsim.engine.substrate import Work
-from kvsim.engines.sglang.carriers import UNTIL_LANDED, Batch
+from kvsim.engines.sglang.carriers import UNTIL_LANDED, Landing, Storing
 from kvsim.engines.sglang.moving_nodes import MovingNodeCache
 from kvsim.engines.sglang.node_check import check_nodes
 from kvsim.engines.sglang.node_copies import NodeCopies
@@ -20,23 +23,27 @@ from kvsim.engines.sglang.stepped import NodesLease, SteppedNodes
 
 
 class NodeTransfer(Transfer):
-    """Pages of nodes that are copied as one. At its end, ``batch`` has landed; None: nobody waits for that."""
+    """Pages of nodes that are copied as one. ``landing`` is told of its end; None: nobody waits for that."""
 
-    __slots__ = ("batch",)
+    __slots__ = ("landing",)
 
-    def __init__(self, edge: Edge, node: Node, batch: Batch | None, *, goes_down: bool) -> None:
+    def __init__(self, edge: Edge, node: Node, landing: Landing | None, *, goes_down: bool) -> None:
         super().__init__(edge, [node], goes_down=goes_down)
-        self.batch = batch
+        self.landing = landing
 
 
 class HostLower(PlainLower):
-    """The host below a GPU: the ends of copies are acknowledged in the next pass."""
+    """The host below a GPU: a pass acknowledges the ends of copies, and decides what is read from storage."""
+
+    def __init__(self, gpu: Tier, watches: list[Watch]) -> None:
+        super().__init__(gpu, watches)
+        self.views[gpu.index].fetches_to = None
 
     def abort(self, transfer: Transfer, pages_arrived: int, now: float) -> list[Transfer]:
-        batch = cast(NodeTransfer, transfer).batch
-        if batch is not None:
-            batch.land()
-        return super().abort(transfer, pages_arrived, now)
+        landing = cast(NodeTransfer, transfer).landing
+        following = NO_TRANSFERS if landing is None else landing.landed(pages_arrived)
+        super().abort(transfer, pages_arrived, now)
+        return following
 
 
 class TimedNodes(MovingNodeCache):
@@ -49,6 +56,14 @@ class TimedNodes(MovingNodeCache):
 
     def wrote_back(self, node: Node) -> None:
         self.written_back.append(node.pages)
+
+    def store_copied(self) -> None:
+        """Do nothing: someone else writes what ``take_to_store`` returns."""
+
+    def take_to_store(self) -> list[Storing]:
+        """Return what has been copied to the host since the last call and is to be stored."""
+        to_store, self._to_store = self._to_store, []
+        return to_store
 
 
 class HostedSteps(SteppedNodes):
@@ -65,12 +80,12 @@ class HostedSteps(SteppedNodes):
         self.lower = HostLower(self.gpu, self.watches)
         self._edge = setup.edges[0]
 
-    def copies(self, mover: Mover) -> "HostCopies":
-        return HostCopies(self, mover)
+    def copies(self, parts: Parts, queue: JobQueue) -> "HostCopies":
+        return HostCopies(self, parts)
 
-    def transfer(self, pages: int, batch: Batch | None, *, goes_down: bool) -> NodeTransfer:
-        """Return the transfer that copies so many pages."""
-        return NodeTransfer(self._edge, Node((), pages, 0, None, self.tree, 0.0), batch, goes_down=goes_down)
+    def transfer(self, pages: int, landing: Landing | None, *, goes_down: bool, edge: Edge | None = None) -> NodeTransfer:
+        """Return the transfer that copies so many pages over an edge, by default that between GPU and host."""
+        return NodeTransfer(edge or self._edge, Node((), pages, 0, None, self.tree, 0.0), landing, goes_down=goes_down)
 
     def _on_gpu(self, path: list[Node]) -> list[Node]:
         return [node for node in path if node.state[GPU]]
@@ -97,13 +112,20 @@ class HostedSteps(SteppedNodes):
 
     def reset(self, gpu: Tier | None = None, now: float = 0.0) -> None:
         self.moving.settle()
+        self._forget()
         super().reset(gpu, now)
+
+    def _forget(self) -> None:
+        """Give up what waits for the next pass, since the cache is about to be emptied."""
 
     def check(self) -> None:
         for lease in self.leases:
             held = cast(NodesLease, lease)
             own = self.gpu.pool.count(held.slots)
             assert held.kept_pages + own == -(-held.tokens // self.page_tokens), "a request has too few or too many pages"
+        self._check_nodes()
+
+    def _check_nodes(self) -> None:
         check_nodes(self.moving, list(self.leases))
 
 
@@ -115,9 +137,10 @@ class HostCopies(NodeCopies):
     write-back  begins after the step under way; the pass waits for it
     """
 
-    def __init__(self, cache: HostedSteps, mover: Mover) -> None:
+    def __init__(self, cache: HostedSteps, parts: Parts) -> None:
         self.cache = cache
-        self._mover = mover
+        self._mover = parts.mover
+        self._wake = parts.wake
         self._following: list[Transfer] = []
         """Begin when the step under way has ended."""
         self._written_back: list[Transfer] = []
@@ -130,7 +153,7 @@ class HostCopies(NodeCopies):
     def is_moving(self) -> bool:
         return self.cache.moving.is_moving
 
-    def begin_pass(self, *, is_computing: bool) -> None:
+    def begin_pass(self, new: list[Job], *, is_computing: bool) -> None:
         self._is_computing = is_computing
         self.decided(is_computing=is_computing)
         self.cache.moving.take_step()
@@ -143,6 +166,7 @@ class HostCopies(NodeCopies):
     def _submit(self, transfer: Transfer, *, is_computing: bool) -> None:
         if is_computing:
             self._following.append(transfer)
+            self._wake()  # a leap ends with its first step, which the copy follows
         else:
             self._mover.submit([transfer])
 

@@ -54,8 +54,8 @@ class MovingNodeCache(WholeNodeCache):
         self._writes_back = edge is not None and not edge.copies_nodes
         self._copy_steps = copy_steps
         self._load_min_tokens = load_min_tokens
-        self._prefetch = setup.prefetch
-        self._prefetch_name = f"the prefetch policy {type(setup.prefetch).__name__}"
+        self.prefetch = setup.prefetch
+        self.prefetch_name = f"the prefetch policy {type(setup.prefetch).__name__}"
         self._step = 0
         self._unsent: list[Copying] = []
         """Copies that begin when the current request is computed or finished."""
@@ -65,6 +65,8 @@ class MovingNodeCache(WholeNodeCache):
         """Copies under way."""
         self._loads: deque[Batch] = deque()
         self._to_store: list[Storing] = []
+        self._held: dict[Storing, None] = {}
+        """What stays on the host for now."""
         self._on_both: dict[Node, None] = {}
         """With write-back: nodes on GPU and host, in the order in which they came to be on both. One that has left the GPU or
         the host keeps its place until a host eviction sees it, and has it again if it returns before."""
@@ -76,11 +78,11 @@ class MovingNodeCache(WholeNodeCache):
         """Whether copies or loads are under way."""
         return bool(self._copies or self._loads)
 
-    def under_way(self) -> tuple[list[Carrier], list[Carrier], list[Carrier]]:
-        """Return what is decided or under way: copies to the host, loads to the GPU, and what is to be stored."""
+    def under_way(self) -> tuple[list[Carrier], list[Carrier], list[Storing]]:
+        """Return what is decided or under way: copies to the host, loads to the GPU, and what stays on the host."""
         copies = [copy for batch in self._copies for copy in batch.carriers]
         loads = [load for batch in self._loads for load in batch.carriers]
-        return [*copies, *self._unsent], [*loads, *self._unloaded], list(self._to_store)
+        return [*copies, *self._unsent], [*loads, *self._unloaded], list(self._held)
 
     def take_step(self) -> None:
         """Carry out a step of the scheduler: acknowledge copies and loads, and store what was copied in the steps before."""
@@ -103,7 +105,7 @@ class MovingNodeCache(WholeNodeCache):
             self._register(node)
 
     def settle(self) -> None:
-        """Acknowledge all that is under way, as if it had landed."""
+        """Before everything is given up: acknowledge all that is under way, and let the GPU keep nothing on the host."""
         self.send_copies()
         self.send_loads()
         for batch in (*self._copies, *self._loads):
@@ -111,6 +113,9 @@ class MovingNodeCache(WholeNodeCache):
         self.take_step()
         self.store_copied()
         self._on_both.clear()
+        for node in self.tree.root.descendants():
+            if node.state[GPU] and node.state[CPU]:
+                self._unpin_host(node)
 
     def send_copies(self) -> Batch | None:
         """Begin the copies that were decided on. Returns them, if there are any."""
@@ -141,12 +146,14 @@ class MovingNodeCache(WholeNodeCache):
     def hold_on_host(self, node: Node) -> Storing:
         """Keep a node's host copy until ``let_go``."""
         hold = Storing([node])
+        self._held[hold] = None
         self._attach(hold)
         self._pin_host(node)
         return hold
 
     def let_go(self, hold: Storing) -> None:
         """Take back a ``hold_on_host``."""
+        del self._held[hold]
         self._detach(hold)
         for node in reversed(hold.nodes):
             self._unpin_host(node)
@@ -276,9 +283,9 @@ class MovingNodeCache(WholeNodeCache):
         pages = sum([node.pages for node in hosted])
         if not pages or pages * self.page_tokens < self._load_min_tokens:
             return 0
-        if self._prefetch is not None:
-            answer: Any = self._prefetch.load(request, gpu_pages, pages, 0)
-            if whole_number(self._prefetch_name, "load()", answer, pages) < pages:
+        if self.prefetch is not None:
+            answer: Any = self.prefetch.load(request, gpu_pages, pages, 0)
+            if whole_number(self.prefetch_name, "load()", answer, pages) < pages:
                 return 0
         return pages if self.load(lease, hosted, pages) else 0
 

@@ -1,7 +1,8 @@
 """The invariants of SGLang's unified cache, recounted from scratch."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from kvsim.core.lease import Holder
 from kvsim.core.tier import CPU, GPU
@@ -9,8 +10,9 @@ from kvsim.core.tree import READY, Node
 from kvsim.engines.sglang.moving_nodes import MovingNodeCache
 
 
-def check_nodes(cache: MovingNodeCache, held: Iterable[Holder]) -> None:
-    """Recount slots, children, pins and evictable pages, with the leases of all running requests. Raises AssertionError."""
+def check_nodes(cache: MovingNodeCache, held: Iterable[Holder], host_slots: Sequence[Any] = ()) -> None:
+    """Recount slots, children, pins and evictable pages, with the leases of all running requests, and with slots of the host that
+    are in no node. Raises AssertionError."""
     held = list(held)
     nodes = list(cache.tree.root.descendants())
     pins = _pins(cache, nodes, held)
@@ -18,7 +20,7 @@ def check_nodes(cache: MovingNodeCache, held: Iterable[Holder]) -> None:
         index, pool = tier.index, tier.pool
         here = [node for node in nodes if node.state[index]]
         pages = sum([node.pages for node in here])
-        own = sum([pool.count(lease.slots) for lease in held]) if index == GPU else 0
+        own = sum([pool.count(slots) for slots in ([lease.slots for lease in held] if index == GPU else host_slots)])
         assert pages + own + pool.free == pool.capacity, f"pages of {tier.name} are lost"
         assert all(pool.count(node.slots[index]) == node.pages for node in here), f"a node has other slots on {tier.name}"
         loose = sum([node.pages for node in here if not node.pins[index] and node.state[index] == READY])

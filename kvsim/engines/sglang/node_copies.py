@@ -1,17 +1,20 @@
-"""What a pass of SGLang's scheduler does about copies between GPU and host."""
+"""What a pass of SGLang's scheduler does about copies between GPU, host and storage."""
 
 from typing import Any
 
 from simpy import Event
 
+from kvsim.core.lease import Lease
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.transfer import NO_TRANSFERS, Transfer
+from kvsim.engine.job import Job
 from kvsim.engine.substrate import Work
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class NodeCopies:
-    """An engine's copies: without a host there are none, and every method does nothing. ``HostCopies`` makes them.
+    """An engine's copies: without a host there are none, and every method does nothing. ``HostCopies`` makes them, and
+    ``StoredCopies`` those to and from storage, too.
 
     ``is_computing``: whether a step is under way, which copies follow.
     """
@@ -21,8 +24,40 @@ class NodeCopies:
         """Whether copies or loads are under way."""
         return False
 
-    def begin_pass(self, *, is_computing: bool) -> None:
-        """Begin the copies decided on since the last step, then acknowledge those that have ended."""
+    @property
+    def has_work(self) -> bool:
+        """Whether the next pass has something to do about storage even if no transfer ends before it. If nothing runs, it follows
+        at once."""
+        return False
+
+    def is_awaited(self, transfer: Transfer) -> bool:
+        """Whether a pass has something to do now that this transfer has ended."""
+        return True
+
+    def begin_pass(self, new: list[Job], *, is_computing: bool) -> None:
+        """Take note of requests that wait since the last pass, begin the copies decided on since the last step, then acknowledge
+        those that have ended."""
+
+    # --- requests that wait --------------------------------------------------------------------------------------------------
+
+    def waits(self, job: Job) -> None:
+        """A request has joined the queue: ask storage for what GPU and host lack of it."""
+
+    def is_ready(self, job: Job) -> bool:
+        """Whether a request may be admitted, at its turn; if it need not wait for what is read for it, the read ends."""
+        return True
+
+    def has_lost(self, job: Job, pages: int) -> bool:
+        """Whether a request that has found ``pages`` pages found more before, so that storage is asked again."""
+        return False
+
+    def admitted(self, job: Job, lease: Lease) -> None:
+        """A request has been admitted: note in its lease what storage has brought of what it loads."""
+
+    def dropped(self, job: Job) -> None:
+        """A request has left the queue without being admitted."""
+
+    # --- a pass --------------------------------------------------------------------------------------------------------------
 
     def loads(self) -> list[Transfer]:
         """Return the loads of the requests that this pass has admitted, which its step follows layer by layer."""

@@ -53,6 +53,8 @@ class NodeQueue(JobQueue):
         self._goes_by_depth = policy.goes_by() == DEPTH
         self._cache = cache
         self._jobs: list[Job] = []
+        self._new: list[Job] = []
+        """Those that have joined since the last call of ``take_new``."""
         self._rounds = 0
         """Rounds in which the order stayed as it was."""
 
@@ -65,6 +67,12 @@ class NodeQueue(JobQueue):
     def push(self, job: Job) -> None:
         job.phase = QUEUED
         self._jobs.append(job)
+        self._new.append(job)
+
+    def take_new(self) -> list[Job]:
+        """Return the jobs that have joined since the last call and are still here."""
+        new, self._new = self._new, []
+        return [job for job in new if job.phase == QUEUED]
 
     def remove(self, job: Job) -> None:
         self._jobs.remove(job)

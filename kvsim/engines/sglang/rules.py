@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from kvsim.core.fan_out import AFTER_WARM_UP, FanOut
 from kvsim.core.rules import IN_TIME, OWN, CacheSetup, Rules
 from kvsim.core.serving import Server
-from kvsim.core.tier import CPU, DISK, Edge
+from kvsim.core.tier import CPU, DISK, Edge, Tier
 from kvsim.engine.schedule import LOOPS, Parts
 from kvsim.engines.sglang.budget import PassSettings
 from kvsim.engines.sglang.hosted_nodes import HostedNodeCache
@@ -16,6 +16,7 @@ from kvsim.engines.sglang.queue import check_policy
 from kvsim.engines.sglang.schedule import NodeSchedule
 from kvsim.engines.sglang.stateful_nodes import StatefulNodeCache
 from kvsim.engines.sglang.stepped import SteppedNodes
+from kvsim.engines.sglang.stored_steps import StoredSteps
 from kvsim.engines.sglang.unified_nodes import UnifiedNodeCache
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
 from kvsim.errors import UsageError
@@ -33,6 +34,8 @@ OF_SCHEDULE = (
 )
 OTHER = "choose write_through, write_through_selective or write_back, or set rules=default"
 VERSIONS = ("0.5.23", "0.5.15")
+_IN_TIME = (["gpu"], ["gpu", "cpu"], ["gpu", "cpu", "disk"])
+"""Tiers that a simulation covers."""
 PREFETCH_COUNTS = ("stored", "unmatched")
 
 
@@ -43,11 +46,10 @@ class SGLangRules(Rules):
     GPU only            RadixCache (SGLang 0.5.23), as ``WholeNodeCache``; with answers or prefill chunks, ``UnifiedNodeCache``;
                         in ``kvsim simulate`` also its scheduler (``NodeSchedule``)
     GPU, CPU and disk   UnifiedRadixCache (0.5.23), as ``UnifiedNodeCache``; the disk tier stands for SGLang's storage. In
-                        ``kvsim simulate``, GPU and CPU with its scheduler, as ``HostedSteps``
+                        ``kvsim simulate`` with its scheduler, as ``HostedSteps`` and, with a disk tier, ``StoredSteps``
     version=0.5.15      GPU and CPU: HiRadixCache, as ``HostedNodeCache``
 
-    Simulations with a disk tier, or by version 0.5.15 with a CPU tier, use kvsim's own rules with the same settings, as does
-    ``kvsim validate``.
+    Simulations by version 0.5.15 with a CPU tier use kvsim's own rules with the same settings, as does ``kvsim validate``.
     """
 
     engine: ClassVar[str] = "SGLang"
@@ -126,7 +128,7 @@ class SGLangRules(Rules):
     def covers(self, command: str, tiers: Sequence[str]) -> bool:
         if command not in IN_TIME:
             return True
-        return command == "simulate" and (list(tiers) == ["gpu"] or self.is_unified and list(tiers) == ["gpu", "cpu"])
+        return command == "simulate" and list(tiers) in (_IN_TIME if self.is_unified else _IN_TIME[:1])
 
     def check(self, command: str, tiers: Sequence[str]) -> None:
         super().check(command, tiers)
@@ -162,10 +164,17 @@ class SGLangRules(Rules):
         if not setup.edges:
             return SteppedNodes(tiers[0], setup.page_tokens, caches_answers=answers)
         if tiers[CPU].level != CPU:
-            raise ValueError(f"an engine of SGLang has its own CPU memory: set tiers.cpu.scope=engine, {OWN}")
+            raise ValueError(f"an engine of SGLang has {_own_tiers(tiers)}, {OWN}")
         _check_placement(setup.edges[0])
         _check_below(setup.edges)
-        return HostedSteps(setup, caches_answers=answers, load_min_tokens=self.load_min_tokens)
+        if len(tiers) == CPU + 1:
+            return HostedSteps(setup, caches_answers=answers, load_min_tokens=self.load_min_tokens)
+        return StoredSteps(
+            setup,
+            caches_answers=answers,
+            load_min_tokens=self.load_min_tokens,
+            counts_unmatched=self.prefetch_counts == "unmatched",
+        )
 
     def scheduler(self) -> Callable[[Parts], NodeSchedule]:
         return self._schedule
@@ -256,6 +265,13 @@ class SGLangMambaRules(Rules):
             cache_output=bool(self.cache_output),
             recompute_last_token=self.recompute_last_token,
         )
+
+
+def _own_tiers(tiers: Sequence[Tier]) -> str:
+    """Say which tiers below the GPU no engine shares, and how to set that."""
+    if tiers[-1].level == DISK:
+        return "its own CPU memory and storage: set cluster.engines_per_host=1"
+    return "its own CPU memory: set tiers.cpu.scope=engine"
 
 
 def _check_chunk(tokens: int, page_tokens: int) -> None:

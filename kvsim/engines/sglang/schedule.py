@@ -46,7 +46,7 @@ class NodeSchedule(Schedule):
         self.queue = NodeQueue(parts.scheduling, cache)
         self.waiting = WaitingRequests(cache, parts.gpu, parts.mover, parts.prefetching, self.queue, parts.wake)
         self.declared = DeclaredAnswers(settings.declared_tokens, self.pool.capacity * self.page_tokens, self.page_tokens)
-        self.copies = cache.copies(parts.mover)
+        self.copies = cache.copies(parts, self.queue)
         self.prefetching = parts.prefetching
         self.ratio = TokenRatio(settings.conservativeness)
         self.running = RunningBatch(cache, looks_ahead=settings.looks_ahead)
@@ -82,7 +82,7 @@ class NodeSchedule(Schedule):
         raise AssertionError("SGLang's schedule takes no requests from other engines")
 
     def transfer_ended(self, transfer: Transfer) -> bool:
-        return True
+        return self.copies.is_awaited(transfer)
 
     def takes(self, request: Request) -> bool:
         return self.declared.takes(request)
@@ -100,7 +100,7 @@ class NodeSchedule(Schedule):
         self.copies.began(done)
 
     def _form(self) -> NodeStep | None:
-        self.copies.begin_pass(is_computing=self._under_way is not None)
+        self.copies.begin_pass(self.queue.take_new(), is_computing=self._under_way is not None)
         self._gather()
         step = self._form_prefill() or self._form_decode()
         if step is None and self._under_way is None and not self.running:
@@ -115,7 +115,7 @@ class NodeSchedule(Schedule):
         if self.is_draining:
             self.frontend.drained()
         if len(self.queue):
-            return self._form_prefill()
+            return None if self.copies.has_work else self._form_prefill()
         self.ratio.reset()
         return None
 
@@ -194,7 +194,7 @@ class NodeSchedule(Schedule):
             self.chunked = None
 
     def _admit(self, budget: PassBudget, chunks: list[Chunk]) -> None:
-        """Try waiting requests in their order until one is not admitted."""
+        """Try waiting requests in their order until one is not admitted. Those that wait for storage are passed over."""
         cache = self.cache
         for job in self.queue:
             if budget.is_spent and self._available - budget.promised > 0:
@@ -202,7 +202,12 @@ class NodeSchedule(Schedule):
             if self.running.is_full or self._is_crowded(len(chunks)):
                 self.running.is_full = True
                 break
+            if not self.copies.is_ready(job):
+                continue
             lease = cast(NodesLease, cache.match(job.request, self.gpu, job.why, job.target_tokens))
+            if self.copies.has_lost(job, lease.gpu_pages + lease.leading_pages):
+                cache.refuse(lease)
+                continue
             page_tokens = self.page_tokens
             found, loose = lease.gpu_pages * page_tokens, cache.loose_pages(lease) * page_tokens
             answer = min(max(self.declared.of(job.request) - job.generated, 0), MOST_PROMISED)
@@ -227,6 +232,7 @@ class NodeSchedule(Schedule):
         """Admit a request."""
         self.waiting.leave_queue(job)
         self.cache.admit(lease, job.request.pages_for(job.target_tokens, self.page_tokens), self.env.now)
+        self.copies.admitted(job, lease)
         lease.declared = self.declared.of(job.request)
         job.lease, job.phase, job.is_known = lease, PREFILLING, True
         job.admissions += 1
@@ -255,7 +261,7 @@ class NodeSchedule(Schedule):
         elif has_left or not self._retract():
             return None
         step = self._step([], self.running.take_tokens())
-        if self._leap is None and not self._may_admit and not self.copies.is_moving:
+        if self._leap is None and not self._may_admit and not (self.copies.is_moving or self.copies.has_work):
             self._extend(step)
         return step
 
@@ -299,6 +305,8 @@ class NodeSchedule(Schedule):
         job.times.waits_again(self.env.now)
         job.lease, job.was_running = None, True
         self.waiting.push(job)
+        for new in self.queue.take_new():
+            self.copies.waits(new)
 
     # --- steps ---------------------------------------------------------------------------------------------------------------
 
@@ -397,6 +405,7 @@ class NodeSchedule(Schedule):
     def drop(self, job: Job, *, is_up: bool) -> None:
         job.times.waits_again(self.env.now)
         self.waiting.drop(job)
+        self.copies.dropped(job)
         if job.lease is not None:
             self.cache.release(cast(NodesLease, job.lease), LOST, self.env.now)
             job.lease = None

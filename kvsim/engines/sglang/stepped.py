@@ -10,7 +10,8 @@ from kvsim.core.serving import CLAIMED, Claim, Growth, ServedCache
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.core.tree import Node
-from kvsim.engine.mover import Mover
+from kvsim.engine.queue import JobQueue
+from kvsim.engine.schedule import Parts
 from kvsim.engines.sglang.node_copies import NodeCopies
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
 from kvsim.pages.extents import Extent, join_extents, split_extents
@@ -170,7 +171,7 @@ class SteppedNodes(ServedCache):
         if self.watches:
             self._tell_admission(lease, 0, 0, is_admitted=False)
 
-    def copies(self, mover: Mover) -> NodeCopies:
+    def copies(self, parts: Parts, queue: JobQueue) -> NodeCopies:
         """Return the copies that an engine's passes decide about."""
         return NodeCopies()
 

@@ -24,6 +24,15 @@ class Storage:
         """Return how many pages of a path, from its first on, are here."""
         return self._order.leading_pages([run for run in runs if run[0] >= 0])
 
+    def missing_pages(self, runs: tuple[Extent, ...]) -> int:
+        """Return how many pages of a path ``store`` would store."""
+        known = self._kept(runs)
+        return count_pages(known) - self._order.count(known)
+
+    def _kept(self, runs: Iterable[Extent]) -> tuple[Extent, ...]:
+        """Return the pages of a path that can be here at all."""
+        return split_extents(tuple(run for run in runs if run[0] >= 0), self.tier.pool.capacity)[0]
+
     def touch(self, runs: tuple[Extent, ...]) -> None:
         """Mark pages that are read as the most recent."""
         self._order.touch(runs)
@@ -32,7 +41,7 @@ class Storage:
         """Store the pages of a path that are not here yet, as far as they fit, and mark all of them as the most recent."""
         order, tier = self._order, self.tier
         pool = tier.pool
-        known = split_extents(tuple(run for run in runs if run[0] >= 0), pool.capacity)[0]
+        known = self._kept(runs)
         order.touch(known)
         new = count_pages(known) - order.count(known)
         lacking = new - pool.free
@@ -43,3 +52,15 @@ class Storage:
         if new:
             self._slots = pool.join(self._slots, tier.store(new))
             order.append(known)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._order = ExtentOrder()
+        self.tier.drop(self._slots)
+        self._slots = self.tier.store(0)
+
+    def check(self) -> None:
+        """Recount the slots. Raises AssertionError."""
+        pool = self.tier.pool
+        taken = pool.capacity - pool.free
+        assert self._order.pages == taken == pool.count(self._slots), f"pages of {self.tier.name} are lost"

@@ -3,18 +3,18 @@
 from dataclasses import asdict
 from typing import Any
 
-from kvsim.core.answers import whole_number
 from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
 from kvsim.core.rules import CacheSetup
-from kvsim.core.tier import CPU, GPU
+from kvsim.core.tier import GPU
 from kvsim.core.tree import Node
 from kvsim.engine.prefetching import PrefetchCounts
 from kvsim.engines.sglang.answers import join_answer, pad
 from kvsim.engines.sglang.moving_nodes import MovingNodeCache
+from kvsim.engines.sglang.read_ahead import Gap, ReadAhead
 from kvsim.engines.sglang.whole_nodes import NodeLease
 from kvsim.pages.extents import count_pages, split_extents
-from kvsim.policies.prefetch.base import Offer, Refusal
+from kvsim.policies.prefetch.base import Refusal
 
 
 class UnifiedLease(NodeLease):
@@ -71,6 +71,7 @@ class UnifiedNodeCache(MovingNodeCache):
             setup, recompute_last_token=recompute_last_token, copy_steps=setup.copy_steps, load_min_tokens=load_min_tokens
         )
         self.prefetch_counts = PrefetchCounts()
+        self._ahead = ReadAhead(self)
         self._chunk_pages = setup.prefill_chunk_tokens // setup.page_tokens or UNLIMITED
         self._cache_output = cache_output
         self._counts_unmatched = counts_unmatched
@@ -166,71 +167,39 @@ class UnifiedNodeCache(MovingNodeCache):
         """Read what storage has of a prompt behind the pages found, into a new node on the host."""
         storage = self.storage
         assert storage is not None
-        path = self._look_up(lease)
-        node = path[-1] if path else self.tree.root
-        first = node.depth + node.pages
-        rest = split_extents(split_extents(lease.runs, lease.lookup_pages)[0], first)[1]
-        is_asked = bool(rest) and (node is self.tree.root or node.state[CPU] != 0)
-        stored = storage.leading_pages(rest) if is_asked else 0
-        counted = count_pages(rest) if is_asked and self._counts_unmatched else stored
-        hold = self.hold_on_host(node) if counted and node is not self.tree.root else None
+        lookup = split_extents(lease.runs, lease.lookup_pages)[0]
+        gap = self._ahead.gap(lease.request, self._look_up(lease), lookup)
+        stored = storage.leading_pages(gap.runs) if gap else 0
+        counted = gap.pages if gap and self._counts_unmatched else stored
+        hold = self.hold_on_host(gap.node) if gap and counted and gap.node is not self.tree.root else None
         self.take_step()
-        pages = self._pages_to_read(lease, node, first, stored, counted) if counted else 0
-        if pages:
-            runs = split_extents(rest, pages)[0]
-            storage.touch(runs)
-            self._bring(node, runs, pages)
-            lease.stored_from, lease.brought_pages = first, pages
+        pages = self._pages_to_read(gap, stored, counted) if gap and counted else 0
+        if gap and pages:
+            storage.touch(split_extents(gap.runs, pages)[0])
+            self._ahead.enter(gap, pages, self.residency.take(self.cpu, pages))
+            self.prefetch_counts.fetched_pages += pages
+            lease.stored_from, lease.brought_pages = gap.first, pages
         if hold is not None:
             self.let_go(hold)
         self.store_copied()
 
-    def _pages_to_read(self, lease: UnifiedLease, node: Node, first: int, stored: int, counted: int) -> int:
+    def _pages_to_read(self, gap: Gap, stored: int, counted: int) -> int:
         """Make room on the host for ``counted`` pages, as far as the policy and the host allow, and return how many of those
-        stored to read."""
-        cpu, counts = self.cpu, self.prefetch_counts
-        wanted = self._ask(lease, node, first, counted)
-        if isinstance(wanted, Refusal):
-            name = f"{wanted.value}_pages"
-            setattr(counts, name, getattr(counts, name) + stored)
+        stored to read. Prefetches of earlier requests have ended: there are no others."""
+        counts = self.prefetch_counts
+        room = self._ahead.room(gap, counted)
+        if isinstance(room, Refusal):
+            counts.refuse(room.value, stored)
             return 0
-        if cpu.pool.free < wanted:
-            self.make_host_room(wanted, self.residency.now)
-        pages = min(wanted, stored, cpu.pool.free)
+        pages = min(room, stored)
         if counted != stored and pages:
-            answer = self._ask(lease, node, first, pages)
+            answer = self._ahead.ask(gap, pages, pages)
             if isinstance(answer, Refusal):
-                counts.refused_by_threshold_pages += stored
+                counts.refuse(answer.value, stored)
                 return 0
             pages = min(pages, answer)
-        counts.refused_by_memory_pages += stored - pages if wanted else 0
+        counts.refused_by_memory_pages += stored - pages if room else 0
         return pages
-
-    def _ask(self, lease: UnifiedLease, node: Node, first: int, pages: int) -> int | Refusal:
-        """Ask the prefetch policy about ``pages`` pages. Prefetches of earlier requests have ended: there are no others."""
-        free = self.cpu.pool.free
-        if self._prefetch is None:
-            return 0
-        offer = Offer(
-            request=lease.request,
-            first_page=first,
-            stored_pages=pages,
-            in_flight_pages=0,
-            available_pages=free if free >= pages else self.host_room(node),
-            queued_s=0.0,
-        )
-        answer: Any = self._prefetch.fetch(offer)
-        return answer if isinstance(answer, Refusal) else whole_number(self._prefetch_name, "fetch()", answer, pages)
-
-    def _bring(self, node: Node, runs: Any, pages: int) -> None:
-        """Add a node on the host for pages that storage has, below one that is held there."""
-        residency, cpu = self.residency, self.cpu
-        residency.reannounce([node] if node is not self.tree.root else [], residency.tick(residency.now))
-        now = residency.tick(residency.now)
-        new = residency.add_leaf(node, runs, pages, cpu, residency.take(cpu, pages), now)
-        residency.unpin_alone(new, cpu)
-        self.counts.fetched_pages += pages
-        self.prefetch_counts.fetched_pages += pages
 
     # --- the prefill ---------------------------------------------------------------------------------------------------------
 
