@@ -57,7 +57,7 @@ class ObservedRun:
     """By name and labels, what the server's counters rose by during the run."""
 
     def admitted(self) -> npt.NDArray[np.int64]:
-        """Return the requests that succeeded in the order in which the server admitted them, as far as it can be known: by the end
+        """Return the requests that succeeded in the order in which the server admitted them, as far as it is known: by the end
         of their time in the queue, else by their first token."""
         turn = np.where(np.isnan(self.queued_s), self.first_token_s, self.sent_s + self.queued_s)
         order = np.argsort(turn, kind="stable")
