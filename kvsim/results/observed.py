@@ -54,7 +54,20 @@ class ObservedRun:
     errors: Sequence[str | None]
     facts: ServerFacts | None = None
     counters: Mapping[str, float] = field(default_factory=dict)
-    """By name and labels, what the server's counters rose by during the run."""
+    """By name and labels, what the server's counters rose by during the run: ``vllm:prompt_tokens_total{model_name="m"}``."""
+    speed: float = 1.0
+    """Divisor of the trace's times."""
+    concurrency: int | None = None
+    """Requests that a closed loop kept under way; None if they arrived by the trace's times."""
+    stall_s: float = 0.0
+    """Longest time for which the client did nothing though it had to."""
+    notes: Sequence[str] = ()
+    """What makes the run worth less than it seems, one line each: a client that was too slow, a counter that started anew."""
+
+    def late_s(self, share: float = 0.99) -> float:
+        """Return by how much that share of the requests was sent late at most; 0 if none was sent."""
+        late = (self.sent_s - self.due_s)[~np.isnan(self.sent_s)]
+        return float(np.quantile(late, share)) if len(late) else 0.0
 
     def admitted(self) -> npt.NDArray[np.int64]:
         """Return the requests that succeeded in the order in which the server admitted them, as far as it is known: by the end
