@@ -1,5 +1,6 @@
 """What a client saw of a real server: one run of a trace's requests, whoever sent them."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -48,7 +49,8 @@ class ObservedRun:
     cached_tokens: npt.NDArray[np.int64]
     """Prompt tokens that were not computed. NOT_TOLD where the server does not say."""
     tier_tokens: Mapping[str, npt.NDArray[np.int64]]
-    """By medium (``device``, ``host``, ``storage``), the cached tokens that came from there. Empty if the server does not say."""
+    """By medium (``device``, ``host``, ``storage``), the cached tokens that came from there; NOT_TOLD where the server does not
+    say. Empty if it never does."""
     queued_s: npt.NDArray[np.float64]
     """Time in the server's queue, as the server says. NaN where it does not."""
     errors: Sequence[str | None]
@@ -61,8 +63,21 @@ class ObservedRun:
     """Requests that a closed loop kept under way; None if they arrived by the trace's times."""
     stall_s: float = 0.0
     """Longest time for which the client did nothing though it had to."""
+    is_client_bound: bool = False
+    """Whether the client was too slow, so that the times are not the server's; ``notes`` says how."""
     notes: Sequence[str] = ()
     """What makes the run worth less than it seems, one line each: a client that was too slow, a counter that started anew."""
+
+    def failures(self) -> str:
+        """Return one line on the requests that failed, the most common reasons first; empty if none did."""
+        reasons = Counter(error for error in self.errors if error is not None)
+        if not reasons:
+            return ""
+        told = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(3))
+        others = len(reasons) - 3
+        return (
+            f"{reasons.total()} of {len(self.errors)} requests failed: {told}{f'; {others} other reasons' if others > 0 else ''}"
+        )
 
     def late_s(self, share: float = 0.99) -> float:
         """Return by how much that share of the requests was sent late at most; 0 if none was sent."""
