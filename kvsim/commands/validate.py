@@ -11,7 +11,6 @@ from rich.console import Console
 from kvsim.commands.application import run_application, start_run
 from kvsim.errors import UsageError, WrongResult
 from kvsim.plans.plan import Plan
-from kvsim.policies.copies import copied
 from kvsim.report.folder import prepare_folder, write_run, write_shared_script
 from kvsim.report.template import SHARED_SCRIPT
 from kvsim.report.validation.recording import Recording, read_measured, recorded
@@ -127,18 +126,7 @@ def serve(plan: Plan, substrate: str, plans: Sequence[Plan], command_line: str) 
 
 def run_one(plan: Plan, substrate: str, folder: Path, label: str, script: str | None, command_line: str) -> Recording:
     """Run a plan on a substrate and write its folder."""
-    own = replace(
-        plan,
-        tiers=[replace(tier, eviction=copied(tier.eviction), placement=copied(tier.placement)) for tier in plan.tiers],
-        prefetch=copied(plan.prefetch),
-        checkpoint=copied(plan.checkpoint),
-        scheduling=copied(plan.scheduling),
-        routing=copied(plan.routing),
-        decode_routing=copied(plan.decode_routing),
-        substrate=substrate,
-        output=folder,
-        config={**plan.config, "substrate": substrate},
-    )
+    own = replace(plan.with_own_policies(), substrate=substrate, output=folder, config={**plan.config, "substrate": substrate})
     result = execute("simulate", own, watch=partial(progress, label=label), command_line=command_line)
     write_run(folder, result.record, result.outcome, shared_script=script)
     return recorded(str(folder), result.record, result.outcome)

@@ -80,6 +80,12 @@ class UnifiedNodeCache(MovingNodeCache):
 
     def serve(self, request: Request, pages: int, now: float) -> UnifiedLease | None:
         """Look up, admit with room for ``pages`` pages in all, and insert chunk by chunk. Returns None without room."""
+        lease = self.begin(request, pages, pages, now)
+        if lease is not None:
+            self.computed(lease)
+        return lease
+
+    def begin(self, request: Request, pages: int, in_all: int, now: float) -> UnifiedLease | None:
         self.residency.tick(now)
         lease, self._waiting = self._waiting, None
         self._take_steps()
@@ -110,15 +116,32 @@ class UnifiedNodeCache(MovingNodeCache):
         self.send_loads()
         lease.hits = self._hits(lease, gpu_pages, loaded_pages)
         lease.slots = self.take(pages - sum(lease.hits), self.residency.now)
-        self._prefill(lease, sum(lease.hits))
         return lease
+
+    def computed(self, lease: Any) -> None:
+        self._prefill(lease, sum(lease.hits))
+
+    def grow(self, lease: Any, pages: int) -> bool:
+        pool = self.gpu.pool
+        missing = pages - self._held_pages(lease)
+        if missing > pool.free and not self.can_evict(missing - pool.free, [], 0):
+            return False
+        if missing > 0:
+            lease.slots = pool.join(lease.slots, self.take(missing, self.residency.now))
+        return True
+
+    def _held_pages(self, lease: UnifiedLease) -> int:
+        """Return the pages of a running request: those of its path, and its own."""
+        return lease.node.depth + lease.node.pages + self.gpu.pool.count(lease.slots)
 
     def finish_request(self, lease: Any) -> None:
         """End a request whose answer is complete: insert what is to be cached of it and give back everything else."""
         residency, prompt_pages = self.residency, lease.prompt_pages
         if self._cache_output:
-            end = count_pages(lease.runs)
-            self.enter(lease, lease.runs, prompt_pages)
+            held = self._held_pages(lease)
+            runs = split_extents(lease.runs, held)[0]
+            end = count_pages(runs)
+            self.enter(lease, runs, prompt_pages)
             if end > prompt_pages:
                 now = residency.tick(residency.now)
                 for node in lease.node.path():

@@ -7,6 +7,7 @@ from kvsim.core.tier import Edge, Tier
 from kvsim.core.tree import RadixTree
 from kvsim.engines.vllm.block_pool import BlockLease, BlockPool
 from kvsim.engines.vllm.offload import OffloadCounts, OffloadTier, use_at_once
+from kvsim.pages.extents import split_extents
 from kvsim.policies.eviction.offload_order import OffloadUse
 
 
@@ -24,6 +25,9 @@ class VLLMCache(Server):
 
     def serve(self, request: Request, pages: int, now: float) -> BlockLease | None:
         """Match, admit with room for ``pages`` pages in all, load and store. Without room, return None; at most cut a node."""
+        return self.begin(request, pages, pages, now)
+
+    def begin(self, request: Request, pages: int, in_all: int, now: float) -> BlockLease | None:
         usable = request.lookup_pages(self.page_tokens) if self._recompute_last_token else request.prompt_pages
         pool = self.pool
         path, rest = pool.match(request.runs, usable)
@@ -42,6 +46,10 @@ class VLLMCache(Server):
             lease.hits = hit_pages, use_at_once(self.offload, use, hit_pages, usable), 0
         return lease
 
+    def grow(self, lease: BlockLease, pages: int) -> bool:
+        missing = pages - lease.held_pages
+        return missing <= 0 or self.pool.take(lease, missing)
+
     @property
     def tree(self) -> RadixTree:
         """The radix tree of the GPU's pages."""
@@ -51,7 +59,9 @@ class VLLMCache(Server):
         """End a request whose answer is complete: name the full pages of the answer, if it is cached; the pages that the request
         used become the most recent."""
         if self._cache_output and lease.request.output_runs:
-            self.pool.name(lease, lease.request.output_runs)
+            left = lease.held_pages - lease.node.depth - lease.node.pages
+            if answer := split_extents(lease.request.output_runs, left)[0]:
+                self.pool.name(lease, answer)
         self.pool.finish(lease)
         if self.offload is not None:
             self.offload.finish(lease.offload)

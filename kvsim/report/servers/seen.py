@@ -1,0 +1,69 @@
+"""Simulations and replays as a client would have seen them, and what a client saw as a replay needs it."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from kvsim.engine.columns import hit_tokens, prompt_tokens
+from kvsim.engine.outcome import REJECTED, Outcome
+from kvsim.hardware.tier_kinds import FILE, GPU_MEMORY, HOST_MEMORY, REMOTE, kind_of
+from kvsim.replaying.observed import Moments
+from kvsim.results.observed import ObservedRun
+
+MEDIA: Mapping[str, str] = {GPU_MEMORY: "device", HOST_MEMORY: "host", FILE: "storage", REMOTE: "storage"}
+"""What servers call the medium of a tier."""
+
+
+def as_observed(outcome: Outcome, source: str) -> ObservedRun:
+    """Return a run of kvsim's as a client would have seen it. A request that was rejected has failed."""
+    tokens = hit_tokens(outcome)
+    is_rejected = outcome.status == REJECTED
+    outputs = np.array([max(request.output_tokens, 1) for request in outcome.requests], dtype=np.int64)
+    first_s = outcome.arrival_s + outcome.ttft_s
+    return ObservedRun(
+        source=source,
+        client="kvsim simulate",
+        due_s=outcome.arrival_s,
+        sent_s=outcome.arrival_s,
+        first_token_s=first_s,
+        end_s=outcome.arrival_s + outcome.e2e_s,
+        token_gaps_s=[np.empty(0)] * len(outputs),
+        prompt_tokens=prompt_tokens(outcome),
+        output_tokens=outputs,
+        cached_tokens=tokens.sum(axis=1),
+        tier_tokens=_by_medium(outcome, tokens),
+        queued_s=outcome.columns["queue_s"],
+        errors=["rejected" if one else None for one in is_rejected.tolist()],
+    )
+
+
+def _by_medium(outcome: Outcome, tokens: np.ndarray) -> dict[str, np.ndarray]:
+    """Return hit tokens by medium, of the media that the run has."""
+    found: dict[str, np.ndarray] = {}
+    for column, name in enumerate(outcome.tier_names):
+        if name in outcome.tiers:
+            medium = MEDIA[kind_of(name).medium]
+            found[medium] = found.get(medium, 0) + tokens[:, column]
+    return found
+
+
+def moments_of(run: ObservedRun) -> Moments:
+    """Return when what happened to the requests that succeeded, as far as it is known.
+
+    Without a time in the queue, a request counts as admitted when its first token came: its order is then known, but not that
+    other requests were looked up while its prompt was computed. Without the time of each token, they came evenly.
+    """
+    has_failed = np.array([error is not None for error in run.errors], dtype=bool)
+    admitted_s = np.where(np.isnan(run.queued_s), run.first_token_s, run.sent_s + run.queued_s)
+    admitted_s = np.minimum(admitted_s, run.first_token_s)
+    tokens_s = [_tokens_s(run, number) for number in range(len(admitted_s))]
+    return Moments(admitted_s=np.where(has_failed, np.nan, admitted_s), tokens_s=tokens_s)
+
+
+def _tokens_s(run: ObservedRun, number: int) -> np.ndarray:
+    """Return when each token of an answer came."""
+    tokens, gaps_s = max(1, int(run.output_tokens[number])), run.token_gaps_s[number]
+    first_s, end_s = float(run.first_token_s[number]), float(run.end_s[number])
+    if len(gaps_s) == tokens - 1:
+        return np.concatenate(([first_s], first_s + np.cumsum(gaps_s)))
+    return np.linspace(first_s, end_s, tokens)
