@@ -28,7 +28,7 @@ class ServerSettings:
     reset: bool = True
     """Whether the server's cache is emptied before the run. A server that cannot do that is an error."""
     warmup_requests: int = 0
-    """Requests before the run, of prompts that it does not have. The cache is emptied after them."""
+    """Requests before the run, of prompts that it does not have. The cache is emptied after them: nothing of them is left."""
     first_token_id: int = 1000
     """The lowest token id that prompts may have: special tokens of common models lie below, or above ``token_ids`` more."""
     token_ids: int = 29_000
@@ -46,3 +46,5 @@ class ServerSettings:
         check_settings(self, Real(above=0, most=MOST_SECONDS), "timeout_s", "max_late_s")
         check_settings(self, Whole(), "warmup_requests", "first_token_id")
         check_settings(self, Whole(2, most=1 << 30), "token_ids")
+        if self.warmup_requests and not self.reset:
+            raise ValueError("warmup_requests needs reset=true: the cache would begin with the warm-up's pages")
