@@ -57,7 +57,7 @@ def hit_rate(run: ObservedRun, mask: Mask) -> float | None:
     Without cached tokens by request, the server's counters give the rate of the whole run.
     """
     if tells_hits(run):
-        return _ratio(float(run.cached_tokens[mask].sum()), float(run.prompt_tokens[mask].sum()))
+        return _ratio(float(np.maximum(run.cached_tokens[mask], 0).sum()), float(run.prompt_tokens[mask].sum()))
     counted = tokens_by_medium(run, mask)
     return _ratio(sum(counted.values()), float(run.prompt_tokens[succeeded(run)].sum())) if counted else None
 
@@ -70,7 +70,7 @@ def tokens_by_medium(run: ObservedRun, mask: Mask) -> dict[str, float]:
     """Return cached tokens by medium, of these requests or, if only the server's counters tell, of the whole run; empty if
     nothing does."""
     if run.tier_tokens:
-        return {medium: float(tokens[mask].sum()) for medium, tokens in run.tier_tokens.items()}
+        return {medium: float(np.maximum(tokens[mask], 0).sum()) for medium, tokens in run.tier_tokens.items()}
     for group in COUNTERS:
         found: dict[str, float] = {}
         for counter in group:

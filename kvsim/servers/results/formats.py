@@ -9,7 +9,7 @@ import msgspec
 
 from kvsim.core.request import Request
 from kvsim.errors import UsageError
-from kvsim.results.observed import ObservedRun
+from kvsim.results.observed import ObservedRun, ServerFacts
 from kvsim.results.observed_file import read_observed
 from kvsim.servers.results import aiperf, guidellm, sglang_bench, vllm_bench
 from kvsim.servers.results.rows import check_count
@@ -28,18 +28,40 @@ class Format:
     """Whether the first document of a file is one of the format."""
     read: Callable[[Path, Documents, Sequence[Request]], list[ObservedRun]]
     """Returns the runs of a file. Raises UsageError, and msgspec's errors for a document that is not of the format."""
+    facts: Callable[[Mapping[str, Any]], ServerFacts | None] = lambda document: None
+    """Returns what the first document has of what the server says of itself."""
 
 
 FORMATS = (
     Format("aiperf", aiperf.recognises, aiperf.read),
     Format("guidellm", guidellm.recognises, guidellm.read),
     Format("vllm bench", vllm_bench.recognises, vllm_bench.read),
-    Format("sglang bench", sglang_bench.recognises, sglang_bench.read),
+    Format("sglang bench", sglang_bench.recognises, sglang_bench.read, sglang_bench.facts),
 )
 KNOWN = (
     "a run that kvsim has saved, AIPerf's profile_export.jsonl, vllm bench serve's JSON (--save-result --save-detailed), SGLang "
     "bench_serving's JSONL (--output-details) and GuideLLM's JSON"
 )
+
+
+def result_files(paths: Sequence[Path]) -> list[Path]:
+    """Return the files meant by some paths: of a folder, the runs that kvsim has saved there. Raises UsageError if there is none."""
+    found = []
+    for path in paths:
+        saved = sorted(path.glob("*.jsonl.gz")) if path.is_dir() else [path]
+        if not saved:
+            raise UsageError(f"results: {path} has no runs (*.jsonl.gz): name a folder that kvsim has saved runs in, or files")
+        found += saved
+    return found
+
+
+def facts_of(path: Path) -> ServerFacts | None:
+    """Return what the server of a file's runs says of itself, as far as the file has it. Raises UsageError."""
+    content = _content(path)
+    if content.startswith(GZIP):
+        return read_observed(path).facts
+    first = _documents(path, content)[0]
+    return _format_of(path, first).facts(first)
 
 
 def read_results(paths: Sequence[Path], requests: Sequence[Request]) -> list[ObservedRun]:
@@ -49,22 +71,31 @@ def read_results(paths: Sequence[Path], requests: Sequence[Request]) -> list[Obs
 
 def read_file(path: Path, requests: Sequence[Request]) -> list[ObservedRun]:
     """Return the runs of one file. Raises UsageError for a file that is of no known format, or of other requests."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"results: {path} cannot be read: {error.strerror or error}") from None
+    content = _content(path)
     if content.startswith(GZIP):
         run = read_observed(path)
         check_count(path, len(run.sent_s), len(requests))
         return [run]
     documents = _documents(path, content)
-    known = next((one for one in FORMATS if one.recognises(documents[0])), None)
-    if known is None:
-        raise UsageError(f"results: {path} is of no known format: kvsim reads {KNOWN}")
+    known = _format_of(path, documents[0])
     try:
         return known.read(path, documents, requests)
     except msgspec.ValidationError as error:
         raise UsageError(f"results: {path} is not as {known.client} writes it: {error}") from None
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"results: {path} cannot be read: {error.strerror or error}") from None
+
+
+def _format_of(path: Path, document: Mapping[str, Any]) -> Format:
+    known = next((one for one in FORMATS if one.recognises(document)), None)
+    if known is None:
+        raise UsageError(f"results: {path} is of no known format: kvsim reads {KNOWN}")
+    return known
 
 
 def _documents(path: Path, content: bytes) -> Documents:

@@ -12,7 +12,7 @@ import msgspec
 
 from kvsim.core.request import Request
 from kvsim.errors import UsageError
-from kvsim.results.observed import ObservedRun
+from kvsim.results.observed import ObservedRun, ServerFacts
 from kvsim.servers.results.rows import Row, observed
 
 MEDIA = ("device", "host", "storage")
@@ -32,6 +32,22 @@ class Run(msgspec.Struct):
 
 def recognises(document: Mapping[str, Any]) -> bool:
     return "backend" in document and "dataset_name" in document and "completed" in document
+
+
+def facts(document: Mapping[str, Any]) -> ServerFacts | None:
+    """Return the flags that the client has asked the server for; None if it has no such answer."""
+    flags = document.get("server_info")
+    if not isinstance(flags, Mapping) or not flags:
+        return None
+    sizes = {name: flags[name] if isinstance(flags.get(name), int) else None for name in ("page_size", "max_total_num_tokens")}
+    return ServerFacts(
+        engine="sglang",
+        version=str(flags["version"]) if "version" in flags else None,
+        model=str(flags["model_path"]) if "model_path" in flags else None,
+        page_tokens=sizes["page_size"],
+        capacity_tokens=sizes["max_total_num_tokens"],
+        settings={name: value for name, value in flags.items() if not isinstance(value, dict | list)},
+    )
 
 
 def read(path: Path, documents: Sequence[Mapping[str, Any]], requests: Sequence[Request]) -> list[ObservedRun]:
