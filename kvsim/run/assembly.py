@@ -38,6 +38,7 @@ from kvsim.states.cache import HybridCache
 Graph = tuple[list[Tier], list[Edge]]
 """Tiers that are joined by edges, and therefore have one cache: GPU tiers, then CPU tiers, then disks."""
 P = TypeVar("P")
+C = TypeVar("C", bound=Cluster)
 
 
 # --- tiers ---------------------------------------------------------------------------------------------------------------
@@ -236,10 +237,11 @@ def build_cluster(
     caches: Sequence[ServedCache],
     substrate: Substrate,
     watches: Sequence[EngineWatch] = (),
-) -> Cluster:
+    kind: type[C] = Cluster,  # type: ignore[assignment]
+) -> C:
     """Build all engines over their caches and, if there are several, the routers before them. Raises UsageError.
 
-    ``watches`` are told of their steps.
+    ``watches`` are told of their steps. ``kind`` is the class of the cluster.
     """
     engines: dict[int, Engine] = {}
     for cache in caches:
@@ -262,7 +264,7 @@ def build_cluster(
             )
     ordered, layout = [engines[number] for number in sorted(engines)], plan.layout
     if layout.engines == 1:
-        return Cluster(ordered, failures=plan.cluster.plan_failures())
+        return kind(ordered, failures=plan.cluster.plan_failures())
     gpus = {number: engine.gpu for number, engine in engines.items()}
     first = layout.prefill_engines or layout.engines
     hand_over = None
@@ -271,7 +273,7 @@ def build_cluster(
         router = _router(plan, plan.decode_routing, decoders, substrate, 1)
         hand_over = HandOver(router, ordered, is_layerwise=plan.engine.overlap == "layerwise")
     router = _router(plan, plan.routing, {number: gpu for number, gpu in gpus.items() if number < first}, substrate, 0)
-    return Cluster(ordered, router, hand_over=hand_over, failures=plan.cluster.plan_failures(), layout=layout)
+    return kind(ordered, router, hand_over=hand_over, failures=plan.cluster.plan_failures(), layout=layout)
 
 
 def _router(plan: Plan, policy: RoutingPolicy, gpus: Mapping[int, Tier], substrate: Substrate, place: int) -> Router:
