@@ -5,7 +5,6 @@ from functools import partial
 
 from rich.console import Console
 
-from kvsim.commands import validate_server
 from kvsim.commands.application import run_application, start_run
 from kvsim.commands.run_folders import HARDWARE, SIMULATED, place, run_plans, simulations
 from kvsim.errors import UsageError, WrongResult
@@ -16,12 +15,18 @@ from kvsim.report.validation.repeated_page import print_repeated, render_repeate
 from kvsim.report.validation.validation import compare, failures, print_validation, render_validation, write_validation
 from kvsim.results.result import RunRecord
 from kvsim.run.play import check_verified
+from kvsim.settings.unused_settings import keys_of
 from kvsim.sweeps.command_jobs import SweepJob
+
+AGAINST_SERVER = ("server", "results")
+"""Settings that choose runs against a server in place of runs on this machine."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command with the arguments that follow its name."""
-    if validate_server.is_asked(arguments):
+    if any(key == name or key.startswith(f"{name}.") for key in keys_of(arguments) for name in AGAINST_SERVER):
+        from kvsim.commands import validate_server
+
         validate_server.main(arguments)
         return
     run_application("validate", partial(start_run, "validate", run_validation), arguments)

@@ -61,11 +61,6 @@ class Source:
     notes: Sequence[str] = ()
 
 
-def is_asked(words: Sequence[str]) -> bool:
-    """Return whether a command line is about a server or its results."""
-    return any(word.lstrip("+~").partition("=")[0].partition(".")[0] in ("server", "results") for word in words)
-
-
 def main(words: Sequence[str]) -> None:
     """Run the command with the words that follow its name."""
     words = [expanded(word) for word in words]
@@ -110,9 +105,10 @@ def source_of(words: Sequence[str]) -> Source:
 def start(source: Source, asked: Asked) -> None:
     """Run the validation that a configuration describes. Raises UsageError."""
     check_run_here(asked)
+    overrides, sources = asked.overrides, list(asked.config.hydra.runtime.config_sources)
     config, choices = without_hydra(asked.config)
-    plan = build_run(config, command=AGAINST_SERVER, overrides=asked.overrides, choices=choices)
-    command_line = shlex.join(["kvsim", "validate", *flags(list(asked.config.hydra.runtime.config_sources)), *asked.overrides])
+    plan = build_run(config, command=AGAINST_SERVER, overrides=overrides, choices=choices)
+    command_line = shlex.join(["kvsim", "validate", *flags(sources), *overrides])
     with own_folder(plan, "validate"):
         validate(plan, source, command_line)
 

@@ -1,7 +1,7 @@
 """How a server is simulated: the settings of kvsim for what it says of itself, and its requests as they were sent."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ class Engine:
     """The preset with a CPU tier, for a server that says how large its own is; empty: such a tier must be set by the user."""
     cache_flag: tuple[str, bool] = ("", True)
     """The flag that switches the cache off, and its value then."""
-    unknown: Mapping[str, str] = {}
+    unknown: Mapping[str, str] = field(default_factory=dict)
     """By flag that is set, a line on what is not simulated."""
 
 

@@ -39,7 +39,8 @@ def lines(record: RunRecord) -> list[str]:
     failed = sum(run["failed"] for run in runs)
     rejected = record["rejected"]
     many = "1 simulation" if simulations == 1 else f"{simulations} simulations"
-    first = f"{count(record['requests'])} requests: {len(runs)} {'run' if len(runs) == 1 else 'runs'} on {server_name(record)}, {many}."
+    real = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    first = f"{count(record['requests'])} requests: {real} on {server_name(record)}, {many}."
     left_out = [
         f"{count(failed)} requests failed on the server." if failed else "",
         f"{count(rejected)} requests were rejected by the simulation." if rejected else "",

@@ -45,7 +45,7 @@ KNOWN = (
 
 
 def result_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files meant by some paths: of a folder, the runs that kvsim has saved there. Raises UsageError if there is none."""
+    """Return the files that paths stand for; a folder stands for the runs saved there. Raises UsageError if there are none."""
     found = []
     for path in paths:
         saved = sorted(path.glob("*.jsonl.gz")) if path.is_dir() else [path]
