@@ -10,6 +10,8 @@ from kvsim.hardware.tier_kinds import FILE, GPU_MEMORY, HOST_MEMORY, REMOTE, kin
 from kvsim.replaying.observed import Moments
 from kvsim.results.observed import ObservedRun
 
+SAME_STEP_S = 0.002
+"""Admissions that follow one another within this time belong to one step: steps take longer, and clocks are no better."""
 MEDIA: Mapping[str, str] = {GPU_MEMORY: "device", HOST_MEMORY: "host", FILE: "storage", REMOTE: "storage"}
 """What servers call the medium of a tier."""
 
@@ -55,9 +57,22 @@ def moments_of(run: ObservedRun) -> Moments:
     """
     has_failed = np.array([error is not None for error in run.errors], dtype=bool)
     admitted_s = np.where(np.isnan(run.queued_s), run.first_token_s, run.sent_s + run.queued_s)
-    admitted_s = np.minimum(admitted_s, run.first_token_s)
+    admitted_s = np.minimum(_together(admitted_s), run.first_token_s)
     tokens_s = [_tokens_s(run, number) for number in range(len(admitted_s))]
     return Moments(admitted_s=np.where(has_failed, np.nan, admitted_s), tokens_s=tokens_s)
+
+
+def _together(admitted_s: np.ndarray) -> np.ndarray:
+    """Return times of admission that are the same for requests of the same step, which then count in the order of the trace.
+
+    Times in the queue count from when the server had a request, a little after it was sent, and not equally much for all.
+    """
+    order = np.argsort(admitted_s, kind="stable")
+    sorted_s = admitted_s[order]
+    begins = np.concatenate(([True], ~(np.diff(sorted_s) <= SAME_STEP_S)))
+    same = np.empty_like(sorted_s)
+    same[order] = sorted_s[begins][np.cumsum(begins) - 1]
+    return same
 
 
 def _tokens_s(run: ObservedRun, number: int) -> np.ndarray:
