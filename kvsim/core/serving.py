@@ -331,13 +331,19 @@ class Server(Reported):
     def begin(self, request: Request, pages: int, in_all: int, now: float) -> Any:
         """Admit a request whose prompt takes ``pages`` pages, and ``in_all`` with its answer, as the first moment of several.
 
-        For requests that overlap as it was observed: ``computed`` and ``grow`` follow, and ``finish_request``. Otherwise as
-        ``serve``, and a server without moments of its own does everything now.
+        For requests that overlap as it was observed: chunks and ``grow`` follow, and ``finish_request``. Otherwise as ``serve``,
+        and a server without moments of its own does everything now.
         """
         return self.serve(request, in_all, now)
 
-    def computed(self, lease: Any) -> None:
-        """Take note that the prompt of a request that has begun is computed.
+    def begin_chunk(self, lease: Any, tokens: int) -> None:
+        """Take note that a step begins which computes a prompt up to its first ``tokens`` tokens.
+
+        A hook of servers whose pages can be found from then on.
+        """
+
+    def end_chunk(self, lease: Any, tokens: int) -> None:
+        """Take note that a prompt has been computed up to its first ``tokens`` tokens.
 
         A hook of servers whose pages can only be found then.
         """

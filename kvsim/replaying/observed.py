@@ -1,7 +1,8 @@
 """Replay of requests in the order in which a real engine admitted them, with the overlaps that they had there."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from time import perf_counter
 from typing import Any
 
@@ -9,14 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.core.request import Request
-from kvsim.core.serving import NEVER_FITS, Hits
+from kvsim.core.serving import NEVER_FITS, Hits, Server
 from kvsim.engine.outcome import Outcome
 from kvsim.replaying.replay import Replay
+from kvsim.replaying.settings import ReplaySettings
 
 ENDED, COMPUTED, GROWN, ADMITTED = range(4)
 """What happens to a request, in the order in which it takes effect if several things happen at the same time."""
 Event = tuple[float, int, int, int]
-"""Time, what happens, the request, and the pages that it then has."""
+"""Time, what happens, the request, and a number: of computed tokens, or of pages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +33,8 @@ class Moments:
 class ObservedReplay(Replay):
     """Plays requests by the moments of a real run. Transfers take no time.
 
-    admitted   it is looked up, and takes the pages of its prompt
-    computed   its prompt can be found, where that is not so from its admission on
+    admitted   it is looked up, and takes the pages of its prompt; the first chunk of that begins
+    computed   a chunk of its prompt ends, and the next one begins: chunks take the time until the first token evenly
     grown      its answer takes the next page, when the token before that page is there
     ended      its answer can be found, if answers are cached, and its pages can be evicted
 
@@ -40,69 +42,81 @@ class ObservedReplay(Replay):
     request that ends next ends early.
     """
 
+    def __init__(self, server: Server, settings: ReplaySettings, chunk_tokens: int) -> None:
+        """``chunk_tokens`` are those of a prompt that one step computes."""
+        super().__init__(server, settings)
+        self.chunk_tokens = chunk_tokens
+
     def run_observed(self, requests: list[Request], moments: Moments) -> Outcome:
         """Play the requests; those that are not played, or can never fit, are rejected."""
         began = perf_counter()
         self._requests, self._moments = requests, moments
         self._running: dict[int, Any] = {}
-        self._uncomputed: set[int] = set()
+        self._computed: dict[int, int] = {}
+        """By running request, how many tokens of its prompt have been computed."""
+        self._events: list[Event] = [
+            (at_s, ADMITTED, number, 0) for number, at_s in enumerate(moments.admitted_s.tolist()) if at_s == at_s
+        ]
+        heapify(self._events)
         rows: list[Hits | None] = [None] * len(requests)
-        for now, what, number, pages in sorted(self._events()):
+        while self._events:
+            now, what, number, amount = heappop(self._events)
             if what == ADMITTED:
-                rows[number] = self._admit(number, pages, now)
-            elif (lease := self._running.get(number)) is not None:
+                rows[number] = self._admit(number, now)
+            elif number in self._running:
                 if what == ENDED:
                     self._end(number)
                 elif what == COMPUTED:
-                    self._compute(number)
+                    self._compute(number, amount)
                 else:
-                    self._grow(number, lease, pages)
+                    self._grow(number, amount)
         return self._outcome(requests, rows, perf_counter() - began)
 
-    def _events(self) -> Iterator[Event]:
-        for number, (request, admitted_s, tokens_s) in enumerate(
-            zip(self._requests, self._moments.admitted_s.tolist(), self._moments.tokens_s, strict=True)
-        ):
-            if np.isnan(admitted_s):
-                continue
-            yield admitted_s, ADMITTED, number, request.pages_for(request.prompt_tokens, self.server.page_tokens)
-            for time_s, what, pages in self._later(request, tokens_s.tolist()):
-                if time_s > admitted_s:
-                    yield time_s, what, number, pages
-
-    def _later(self, request: Request, tokens_s: list[float]) -> Iterator[tuple[float, int, int]]:
-        """Yield what happens to a request after its admission. The KV of an answer's last token is never computed."""
-        page_tokens, prompt = self.server.page_tokens, request.prompt_tokens
-        yield tokens_s[0], COMPUTED, 0
-        yield tokens_s[-1], ENDED, 0
-        first = -(-prompt // page_tokens) * page_tokens
-        for position in range(first, prompt + len(tokens_s) - 1, page_tokens):
-            yield tokens_s[position - prompt], GROWN, position // page_tokens + 1
-
-    def _admit(self, number: int, pages: int, now: float) -> Hits | None:
-        """Admit a request. What happened to it by then, happens at once."""
-        request, tokens_s = self._requests[number], self._moments.tokens_s[number].tolist()
-        in_all = request.pages_for(request.prompt_tokens + len(tokens_s) - 1, self.server.page_tokens)
+    def _admit(self, number: int, now: float) -> Hits | None:
+        """Admit a request, and note what will happen to it. Returns its hits; None if it can never fit."""
+        request, page_tokens, tokens = self._requests[number], self.server.page_tokens, len(self._moments.tokens_s[number])
+        pages = request.pages_for(request.prompt_tokens, page_tokens)
+        in_all = request.pages_for(request.prompt_tokens + tokens - 1, page_tokens)
         if in_all > self.server.tiers[0].pool.capacity:
             return None
         while (lease := self.server.begin(request, pages, in_all, now)) is None and self._end_next():
             pass
         if lease is None or lease is NEVER_FITS:
             return None
-        self._running[number] = lease
-        self._uncomputed.add(number)
         hits: Hits = lease.hits
-        for time_s, what, more in sorted(self._later(request, tokens_s), key=lambda event: event[:2]):
-            if time_s <= now and what == COMPUTED:
-                self._compute(number)
-            elif time_s <= now and what == GROWN:
-                self._grow(number, lease, more)
-        if tokens_s[-1] <= now:
-            self._end(number)
+        self._running[number], self._computed[number] = lease, sum(hits) * page_tokens
+        self.server.begin_chunk(lease, self._chunk_end(number))
+        self._expect(number, now)
         return hits
 
-    def _grow(self, number: int, lease: Any, pages: int) -> None:
-        while not self.server.grow(lease, pages) and self._end_next(but=number):
+    def _expect(self, number: int, now: float) -> None:
+        """Note what will happen to a request that is admitted now. The KV of an answer's last token is never computed."""
+        request, page_tokens, tokens_s = self._requests[number], self.server.page_tokens, self._moments.tokens_s[number]
+        prompt, done = request.prompt_tokens, self._computed[number]
+        ends, first_s = [*range(done + self.chunk_tokens, prompt, self.chunk_tokens), prompt], max(now, float(tokens_s[0]))
+        for end in ends:
+            at_s = now + (first_s - now) * (end - done) / (prompt - done) if end < prompt else first_s
+            heappush(self._events, (at_s, COMPUTED, number, end))
+        first = -(-prompt // page_tokens) * page_tokens
+        for position in range(first, prompt + len(tokens_s) - 1, page_tokens):
+            at_s = max(now, float(tokens_s[position - prompt]))
+            heappush(self._events, (at_s, GROWN, number, position // page_tokens + 1))
+        heappush(self._events, (max(now, float(tokens_s[-1])), ENDED, number, 0))
+
+    def _chunk_end(self, number: int) -> int:
+        """Return the token up to which the next chunk of a prompt goes."""
+        return min(self._computed[number] + self.chunk_tokens, self._requests[number].prompt_tokens)
+
+    def _compute(self, number: int, tokens: int) -> None:
+        """End a chunk of a prompt, and begin the next one."""
+        lease = self._running[number]
+        self.server.end_chunk(lease, tokens)
+        self._computed[number] = tokens
+        if tokens < self._requests[number].prompt_tokens:
+            self.server.begin_chunk(lease, self._chunk_end(number))
+
+    def _grow(self, number: int, pages: int) -> None:
+        while not self.server.grow(self._running[number], pages) and self._end_next(but=number):
             pass
 
     def _end_next(self, but: int = -1) -> bool:
@@ -112,11 +126,9 @@ class ObservedReplay(Replay):
             self._end(min(others, key=lambda number: float(self._moments.tokens_s[number][-1])))
         return bool(others)
 
-    def _compute(self, number: int) -> None:
-        if number in self._uncomputed:
-            self._uncomputed.remove(number)
-            self.server.computed(self._running[number])
-
     def _end(self, number: int) -> None:
-        self._compute(number)
+        """End a request, and what is left of its prompt before."""
+        while self._computed[number] < self._requests[number].prompt_tokens:
+            self._compute(number, self._chunk_end(number))
+        del self._computed[number]
         self.server.finish_request(self._running.pop(number))

@@ -1,7 +1,5 @@
 """Hits of a plan's cache if requests are admitted, and overlap, as they did in a real run."""
 
-from dataclasses import replace
-
 from kvsim.core.request import Request
 from kvsim.engine.outcome import Outcome
 from kvsim.plans.plan import Plan
@@ -16,9 +14,6 @@ def replay_observed(plan: Plan, requests: list[Request], moments: Moments) -> Ou
     """Replay requests by the moments of a real run. Raises UsageError."""
     plan = with_known_answers(plan.with_own_policies(), requests)
     check_answers(plan, requests)
-    if plan.rules.prefills_in_chunks and plan.replay.prefill_chunk_tokens is None:
-        tokens = plan.engine.max_batch_tokens // plan.page_tokens * plan.page_tokens
-        plan = replace(plan, replay=replace(plan.replay, prefill_chunk_tokens=tokens))
     graph = build_tiers(plan, requests)
     server = build_server(plan, build_setup(plan, graph, requests), requests, None)
-    return ObservedReplay(server, plan.replay).run_observed(requests, moments)
+    return ObservedReplay(server, plan.replay, plan.engine.max_batch_tokens).run_observed(requests, moments)

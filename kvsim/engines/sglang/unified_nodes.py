@@ -20,7 +20,7 @@ from kvsim.policies.prefetch.base import Offer, Refusal
 class UnifiedLease(NodeLease):
     """What a request has found and holds, from its arrival on."""
 
-    __slots__ = ("brought_pages", "lookup_pages", "prompt_pages", "runs", "stored_from")
+    __slots__ = ("brought_pages", "counted_pages", "lookup_pages", "prompt_pages", "runs", "stored_from")
 
     def __init__(self, request: Request, root: Node) -> None:
         super().__init__(request, root, (0, 0, 0), None)
@@ -29,6 +29,8 @@ class UnifiedLease(NodeLease):
         self.prompt_pages = request.prompt_pages
         self.lookup_pages = request.prompt_pages
         """Leading pages that a look-up covers."""
+        self.counted_pages = 0
+        """Leading pages of the prompt that have been entered: nodes there have had its hit."""
         self.stored_from = 0
         """Position of the first page that storage has brought to the host for this request."""
         self.brought_pages = 0
@@ -82,7 +84,7 @@ class UnifiedNodeCache(MovingNodeCache):
         """Look up, admit with room for ``pages`` pages in all, and insert chunk by chunk. Returns None without room."""
         lease = self.begin(request, pages, pages, now)
         if lease is not None:
-            self.computed(lease)
+            self._prefill(lease, sum(lease.hits))
         return lease
 
     def begin(self, request: Request, pages: int, in_all: int, now: float) -> UnifiedLease | None:
@@ -118,8 +120,9 @@ class UnifiedNodeCache(MovingNodeCache):
         lease.slots = self.take(pages - sum(lease.hits), self.residency.now)
         return lease
 
-    def computed(self, lease: Any) -> None:
-        self._prefill(lease, sum(lease.hits))
+    def end_chunk(self, lease: Any, tokens: int) -> None:
+        self._enter_chunk(lease, min(tokens // self.page_tokens, lease.prompt_pages))
+        self.send_copies()
 
     def grow(self, lease: Any, pages: int) -> bool:
         pool = self.gpu.pool
@@ -261,12 +264,14 @@ class UnifiedNodeCache(MovingNodeCache):
         """Compute a prompt from page ``done`` on, chunk by chunk, and insert each."""
         prompt_pages = lease.prompt_pages
         total = max(prompt_pages, -(-lease.request.prompt_tokens // self.page_tokens))
-        counted = 0
         while True:
             done = min(done + self._chunk_pages, total)
-            end = min(done, prompt_pages)
-            self.enter(lease, split_extents(lease.runs, end)[0], counted)
+            self._enter_chunk(lease, min(done, prompt_pages))
             if done == total:
                 break
-            counted = end
         self.send_copies()
+
+    def _enter_chunk(self, lease: UnifiedLease, end: int) -> None:
+        """Enter the first ``end`` pages of a prompt."""
+        self.enter(lease, split_extents(lease.runs, end)[0], lease.counted_pages)
+        lease.counted_pages = end

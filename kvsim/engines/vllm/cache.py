@@ -25,7 +25,10 @@ class VLLMCache(Server):
 
     def serve(self, request: Request, pages: int, now: float) -> BlockLease | None:
         """Match, admit with room for ``pages`` pages in all, load and store. Without room, return None; at most cut a node."""
-        return self.begin(request, pages, pages, now)
+        lease = self.begin(request, pages, pages, now)
+        if lease is not None and lease.rest:
+            self.pool.name(lease, lease.rest)
+        return lease
 
     def begin(self, request: Request, pages: int, in_all: int, now: float) -> BlockLease | None:
         usable = request.lookup_pages(self.page_tokens) if self._recompute_last_token else request.prompt_pages
@@ -37,14 +40,19 @@ class VLLMCache(Server):
         lease = BlockLease(request, pool.gpu, pool.residency.tree.root)
         pool.hold(lease, path, now)
         pool.take(lease, pages - hit_pages)
-        if rest:
-            pool.name(lease, rest)
+        lease.rest = rest
         if self.offload is None:
             lease.hits = hit_pages, 0, 0
         else:
             lease.offload = use = OffloadUse(request.runs)
             lease.hits = hit_pages, use_at_once(self.offload, use, hit_pages, usable), 0
         return lease
+
+    def begin_chunk(self, lease: BlockLease, tokens: int) -> None:
+        pages = tokens // self.page_tokens - lease.node.depth - lease.node.pages
+        if pages > 0 and lease.rest:
+            extents, lease.rest = split_extents(lease.rest, pages)
+            self.pool.name(lease, extents)
 
     def grow(self, lease: BlockLease, pages: int) -> bool:
         missing = pages - lease.held_pages
