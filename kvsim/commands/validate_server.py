@@ -1,5 +1,6 @@
 """``kvsim validate server=URL`` and ``results=FILE``: compares simulations with runs against a server."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -42,8 +43,9 @@ from kvsim.settings.flags import parse
 from kvsim.settings.sources import flags
 from kvsim.settings.unused_settings import given, keys_of
 
-SHORT = {"server": "server.url"}
-"""Settings and what they are short for."""
+ADDRESS = "server.url"
+"""What ``server=URL`` is short for."""
+PLAIN = re.compile(r"[\w./:@%+-]+")
 SHOWING = {"--help", "--cfg", "--info", "--hydra-help", "--multirun"}
 """Flags with which no server is asked: they show something, or are refused."""
 RUNS = "runs"
@@ -78,11 +80,16 @@ def main(words: Sequence[str]) -> None:
 def expanded(word: str) -> str:
     """Return an override as Hydra reads it: ``server=URL`` and ``results=FILE,FILE`` are short forms."""
     key, _, value = word.partition("=")
-    if key in SHORT and value:
-        return f"{SHORT[key]}={quoted(value)}"
+    if key == "server" and value:
+        return f"{ADDRESS}={_readable(value)}"
     if key == "results" and value not in ("", "null") and not value.startswith("["):
-        return f"results=[{','.join(quoted(name) for name in value.split(','))}]"
+        return f"results=[{','.join(map(_readable, value.split(',')))}]"
     return word
+
+
+def _readable(text: str) -> str:
+    """Return a text as Hydra reads it, quoted only if it must be."""
+    return text if PLAIN.fullmatch(text) else quoted(text)
 
 
 def source_of(words: Sequence[str]) -> Source:
@@ -108,9 +115,14 @@ def start(source: Source, asked: Asked) -> None:
     overrides, sources = asked.overrides, list(asked.config.hydra.runtime.config_sources)
     config, choices = without_hydra(asked.config)
     plan = build_run(config, command=AGAINST_SERVER, overrides=overrides, choices=choices)
-    command_line = shlex.join(["kvsim", "validate", *flags(sources), *overrides])
+    command_line = shlex.join(["kvsim", "validate", *flags(sources), *map(_shortened, overrides)])
     with own_folder(plan, "validate"):
         validate(plan, source, command_line)
+
+
+def _shortened(override: str) -> str:
+    """Return an override as the user writes it."""
+    return override.replace(f"{ADDRESS}=", "server=", 1) if override.startswith(f"{ADDRESS}=") else override
 
 
 def validate(plan: Plan, source: Source, command_line: str) -> RunRecord:

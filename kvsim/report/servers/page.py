@@ -12,7 +12,7 @@ from kvsim.report.summary import Table
 from kvsim.report.table import print_summary
 from kvsim.report.template import foot, render_page
 from kvsim.report.validation.validation import scatter, tolerance_table
-from kvsim.results.rates import UNKNOWN, count, percent
+from kvsim.results.rates import UNKNOWN, count, digits, percent
 from kvsim.results.result import RunRecord, hit_definition
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "openai": "a server with OpenAI's interface"}
@@ -42,9 +42,9 @@ def lines(record: RunRecord) -> list[str]:
     real = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     first = f"{count(record['requests'])} requests: {real} on {server_name(record)}, {many}."
     left_out = [
-        f"{count(failed)} requests failed on the server." if failed else "",
-        f"{count(rejected)} requests were rejected by the simulation." if rejected else "",
-        f"{count(record['compared'])} requests are compared." if record["compared"] < record["requests"] else "",
+        f"Failed on the server: {count(failed)}." if failed else "",
+        f"Rejected by the simulation: {count(rejected)}." if rejected else "",
+        f"Compared: {count(record['compared'])}." if record["compared"] < record["requests"] else "",
     ]
     notes = dict.fromkeys(note for run in runs for note in run["notes"])
     return [" ".join(filter(None, (first, *left_out))), *record["notes"], *notes, hit_definition(record["config"])]
@@ -64,7 +64,7 @@ def server_name(record: RunRecord) -> str:
 
 def tables(record: RunRecord) -> list[Table]:
     """Return the tables: hits, cached tokens by medium, times, and the checks."""
-    drawn = [hit_table(record), medium_table(record), time_table(record), tolerance_table(record["checks"])]
+    drawn = [hit_table(record), medium_table(record), time_table(record), check_table(record["checks"])]
     return [table for table in drawn if table.rows]
 
 
@@ -72,7 +72,7 @@ def hit_table(record: RunRecord) -> Table:
     """Return how hits differ, given the server's order and by simulation."""
     rows: list[tuple[str, ...]] = []
     if (given := record["given_order"]) is not None:
-        differ = ", ".join(map(count, given["differing"]))
+        differ = f"{', '.join(map(count, given['differing']))} of {count(max(given['compared']))}"
         rows.append((GIVEN, differ, *_rates(given["hit_rate"]), _real_hits(given)))
     if (simulated := record["simulated_order"]) is not None:
         rows.append((SIMULATED, _requests(simulated["differing"]), *_rates(simulated["hit_rate"]), _real_hits(simulated)))
@@ -81,7 +81,12 @@ def hit_table(record: RunRecord) -> Table:
 
 def _rates(pair: Mapping[str, Any]) -> tuple[str, str, str]:
     simulated, real = pair["means"]
-    return percent(simulated), percent(real), f"{100 * pair['difference']:+.2f}"
+    return percent(simulated), percent(real), _signed(100 * pair["difference"], 2)
+
+
+def _signed(value: float, decimals: int, unit: str = "") -> str:
+    """Format a difference; one that rounds to 0 has no sign of its own."""
+    return f"{round(value, decimals) + 0.0:+.{decimals}f}{unit}"
 
 
 def _requests(number: float | None) -> str:
@@ -94,7 +99,7 @@ def _real_hits(score: Mapping[str, Any]) -> str:
     if spread is None:
         return UNKNOWN
     between = score["between_real"]
-    requests = "" if between is None else f", {_requests(between)} requests"
+    requests = "" if between is None else f", {_requests(between)} request{'s' * (between != 1)}"
     return f"{100 * spread:.2f} points{requests}"
 
 
@@ -109,7 +114,7 @@ def time_table(record: RunRecord) -> Table:
     rows = []
     for name, pair in record["times"].items():
         scale, label = (1.0, RATES[name]) if name in RATES else (1000.0, time_label(name))
-        rows.append((label, *(f"{mean * scale:.4g}" for mean in pair["means"]), *_errors(pair)))
+        rows.append((label, *(digits(mean * scale) for mean in pair["means"]), *_errors(pair)))
     note = "Real to real: largest less smallest run, relative to their mean."
     return Table("Times and throughput", ("", SIMULATED, REAL, "error", "real to real"), rows, note)
 
@@ -122,7 +127,17 @@ def time_label(name: str) -> str:
 
 def _errors(pair: Mapping[str, Any]) -> tuple[str, str]:
     error, spread = pair["error"], pair["relative_spread"]
-    return UNKNOWN if error is None else f"{error:+.1%}", UNKNOWN if spread is None else f"{spread:.1%}"
+    return UNKNOWN if error is None else _signed(100 * error, 1, "%"), UNKNOWN if spread is None else f"{spread:.1%}"
+
+
+def check_table(checks: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the checks; those that hold only because real runs differ as much say so."""
+    table = tolerance_table(checks)
+    rows = [
+        (*row[:-1], "within the real runs") if check["holds"] and not check["is_small"] else row
+        for row, check in zip(table.rows, checks, strict=True)
+    ]
+    return table._replace(rows=rows)
 
 
 # --- the page ------------------------------------------------------------------------------------------------------------
@@ -145,9 +160,14 @@ def about(record: RunRecord) -> list[tuple[str, str]]:
         ("engine", server_name(record)),
         ("model", facts.get("model") or ""),
         *((name, f"{facts[key]:,} tokens" if facts.get(key) else "") for name, key in tokens.items()),
-        ("preset", str(record["choices"].get("preset") or "")),
+        ("simulated as", _simulated_as(record["choices"])),
     ]
     return [(name, text) for name, text in pairs if text]
+
+
+def _simulated_as(choices: Mapping[str, Any]) -> str:
+    preset = f"preset {choices['preset']}, " if choices.get("preset") else ""
+    return f"{preset}{choices.get('model')} on {choices.get('hardware')}"
 
 
 def pictures(record: RunRecord) -> list[Picture]:
@@ -194,7 +214,7 @@ def media_figure(media: Mapping[str, Any]) -> Figure | None:
     bars = [
         {
             "type": "bar", "name": name, "x": list(media), "y": [pair[key][number] for pair in media.values()],
-            "marker": {"color": colour, "opacity": 1.0 if key == "simulated" else 0.75},
+            "marker": {"color": colour, "opacity": 1.0 if key == "simulated" else 0.75, "line": {"color": "#fff", "width": 1}},
         }
         for name, key, number, colour in sides
     ]  # fmt: skip
