@@ -29,6 +29,8 @@ class Reply(NamedTuple):
 
     status: int
     text: str
+    kind: str
+    """Its media type, such as text/plain."""
 
     @property
     def is_good(self) -> bool:
@@ -83,7 +85,7 @@ class Http:
             response = await self._client.request(method, self.url + path, timeout=ASKED_S)
         except self._errors as error:
             raise UsageError(f"{self.url} does not answer: {_told(error)}") from None
-        return Reply(response.status_code, response.text)
+        return Reply(response.status_code, response.text, response.headers.get("content-type", "").partition(";")[0])
 
     @asynccontextmanager
     async def events(self, path: str, body: bytes) -> AsyncIterator[AsyncIterator[bytes]]:

@@ -92,6 +92,10 @@ def test_admission_is_the_end_of_the_queue_or_the_first_token() -> None:
     assert replace(RUN, queued_s=np.full(3, nan), first_token_s=np.array([0.2, 0.3, nan])).admitted().tolist() == [0, 1]
 
 
+def test_a_run_is_shown_in_one_line() -> None:
+    assert repr(RUN) == "ObservedRun(kvsim, http://localhost:30000: 3 requests, 1 failed)"
+
+
 def test_failures_are_one_line() -> None:
     assert RUN.failures() == "1 of 3 requests failed: 1 x HTTP 429: too many"
     assert replace(RUN, errors=[None] * 3).failures() == ""

@@ -34,9 +34,10 @@ def test_a_counter_that_has_fallen_counts_from_its_new_start() -> None:
     assert risen({"a": 3.0, "b": 5.0}, {"a": 7.0, "b": 2.0, "new": 1.0}) == ({"a": 4.0, "b": 2.0, "new": 1.0}, ["b"])
 
 
-def test_a_text_that_is_none_is_refused_in_one_line() -> None:
-    with pytest.raises(UsageError, match="http://a/metrics cannot be read: ") as raised:
-        parse("<html>{</html>", "http://a")
+@pytest.mark.parametrize("text", ["<html>{</html>", "{}", "a{b=c} 1"])
+def test_a_text_that_is_none_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(UsageError, match=r"http://a/metrics cannot be read: .+") as raised:
+        parse(text, "http://a")
     assert "\n" not in str(raised.value)
 
 
