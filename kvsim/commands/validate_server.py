@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from omegaconf import OmegaConf
 from rich.console import Console
 
@@ -22,7 +23,7 @@ from kvsim.report.folder import prepare_folder
 from kvsim.report.servers.measures import succeeded, tells_hits
 from kvsim.report.servers.page import print_server, render_server
 from kvsim.report.servers.scores import Compared, score
-from kvsim.report.servers.seen import as_observed, moments_of
+from kvsim.report.servers.seen import REJECTED, among_all, as_observed, moments_of
 from kvsim.report.servers.series import series
 from kvsim.report.validation.validation import failures, write_validation
 from kvsim.results.fields import SCHEMA
@@ -37,7 +38,7 @@ from kvsim.servers.play import play_server, read_facts
 from kvsim.servers.prompts import as_sent
 from kvsim.servers.results.formats import facts_of, read_results, result_files
 from kvsim.servers.settings import ServerSettings
-from kvsim.servers.simulated import as_played, overrides_of
+from kvsim.servers.simulated import as_played, only, overrides_of
 from kvsim.settings.configuration import Asked, check_run_here, compose, quoted, without_hydra
 from kvsim.settings.flags import parse
 from kvsim.settings.sources import flags
@@ -138,12 +139,13 @@ def validate(plan: Plan, source: Source, command_line: str) -> RunRecord:
         if not succeeded(run).any():
             raise UsageError(f"run {number} ({run.source}): {run.failures()}")
     played, note = as_played(sent, real[0])
-    own = replace(trace, requests=played)
+    was_served = np.logical_or.reduce([succeeded(run) for run in real])
+    own = replace(trace, requests=only(played, was_served.tolist()))
     results = run_plans(plan, SIMULATED, simulations(plan, len(real)), command_line, own)
     runs = Compared(
         real=real,
         given=replays(plan, sent, real),
-        simulated=[as_observed(result.outcome, SIMULATED) for result in results],
+        simulated=[among_all(as_observed(result.outcome, SIMULATED), was_served) for result in results],
         skipped=warmup_requests(plan.warmup, len(sent)),
     )
     notes = [f"{line[:1].upper()}{line[1:]}." for line in source.notes] + [note] * bool(note) + [own.note] * bool(own.note)
@@ -196,7 +198,7 @@ def described(
         "server": None if facts is None else asdict(facts),
         "runs": [_about(run) for run in runs.real],
         "simulations": len(runs.simulated),
-        "rejected": int((~succeeded(runs.simulated[0])).sum()),
+        "rejected": list(runs.simulated[0].errors).count(REJECTED),
         "notes": list(notes),
         **score(runs, plan.validation),
         **series(runs),

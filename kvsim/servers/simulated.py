@@ -151,3 +151,11 @@ def as_played(requests: Sequence[Request], run: ObservedRun) -> tuple[list[Reque
     sent_s = np.where(np.isnan(run.sent_s), np.where(np.isnan(run.due_s), np.nanmax(run.sent_s), run.due_s), run.sent_s)
     played = [replace(one, arrival_s=at_s, after=-1, delay_s=0.0) for one, at_s in zip(requests, sent_s.tolist(), strict=True)]
     return played, "The client did not keep the trace's times: simulated requests arrive when those of the first run were sent."
+
+
+def only(requests: Sequence[Request], is_kept: Sequence[bool]) -> list[Request]:
+    """Return some requests, numbered anew. One whose predecessor is left out follows none: it arrives at its own time."""
+    numbers = {number: place for place, number in enumerate(number for number, kept in enumerate(is_kept) if kept)}
+    return [
+        replace(requests[number], index=place, after=numbers.get(requests[number].after, -1)) for number, place in numbers.items()
+    ]

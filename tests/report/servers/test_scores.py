@@ -7,6 +7,7 @@ import pytest
 
 from kvsim.report.servers.measures import hit_rate, succeeded, times_s, tokens_by_medium
 from kvsim.report.servers.scores import Compared, score
+from kvsim.report.servers.seen import among_all
 from kvsim.report.servers.series import series
 from kvsim.results.observed import ObservedRun
 from kvsim.results.tolerances import Tolerances
@@ -148,3 +149,11 @@ def test_pictures_have_hits_by_request_and_over_time() -> None:
     assert drawn["requests_cached"]["given_order"].tolist() == [0, 50, 50, 0]
     rates = drawn["hits_over_time"]["real"]
     assert rates[~np.isnan(rates)].tolist() == [0, 0.5, 0.48, 0]
+
+
+def test_a_run_of_some_requests_is_compared_with_runs_of_all() -> None:
+    some = among_all(observed([0, 50], tiers={"device": [0, 50]}), np.array([True, False, True, False]))
+    assert some.errors == [None, "not played", None, "not played"] and some.cached_tokens.tolist() == [0, 0, 50, 0]
+    assert some.sent_s[2] == 1 and np.isnan(some.sent_s[1]) and some.tier_tokens["device"].tolist() == [0, 0, 50, 0]
+    record = scored([observed([0, 9, 50, 9], failed=[1, 3])], [some])
+    assert record["compared"] == 2 and record["simulated_order"]["differing"] == 0
