@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
@@ -112,12 +111,15 @@ class HttpServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of a connection, one after another."""
-        with suppress(OSError, asyncio.IncompleteReadError):  # the client has gone
+        try:
             while (request := await _read(reader, writer)) is not None:
                 await self._answer(request, Reply(writer))
                 if request.headers.get("connection", "").lower() == "close":
                     break
-        writer.close()
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # the client has gone
+        finally:
+            writer.close()
 
     async def _answer(self, request: HttpRequest, reply: Reply) -> None:
         try:

@@ -26,7 +26,7 @@ class TokenWatch(EngineWatch):
 
         def step(_: Event) -> None:
             nonlocal seen
-            if not done.triggered:
+            if not done.processed:
                 seen += 1
                 self._on_tokens(requests)
 

@@ -128,6 +128,7 @@ class Played:
     def run(self, settings: ServerSettings, rises: dict[str, float], notes: list[str]) -> ObservedRun:
         """Return it as an observed run."""
         answers = self.answers
+        self._fill_in_zeros()
         tiers = dict.fromkeys([tier for answer in answers for tier in answer.tier_tokens])
         chunks = [np.array(answer.chunk_times_s, dtype=np.float64) for answer in answers]
         run = ObservedRun(
@@ -152,6 +153,13 @@ class Played:
         )
         slow = client_notes(run, settings.max_late_s)
         return replace(run, is_client_bound=bool(slow), notes=[*slow, *self._notes(), *notes])
+
+    def _fill_in_zeros(self) -> None:
+        """Where the server says how much of other prompts was cached, take its silence as none, if that is its way."""
+        if self.dialect.omits_zero and any(answer.cached_tokens != NOT_TOLD for answer in self.answers):
+            for answer in self.answers:
+                if answer.error is None and answer.cached_tokens == NOT_TOLD:
+                    answer.cached_tokens = 0
 
     def _notes(self) -> list[str]:
         """Return what the server did otherwise than asked."""

@@ -53,22 +53,20 @@ class Faulty(Reply):
         super().__init__(reply._writer)
         self._number = number
         self._faults = faults
-        self._events = 0
 
     async def event(self, content: object) -> None:
-        number, faults = self._number, self._faults
-        self._events += 1
-        if self._events == 2 and number in faults.cut:
+        number, faults, is_first = self._number, self._faults, not self.has_begun
+        await super().event(content)
+        if is_first and number in faults.cut:
             self.cut()
             raise ConnectionResetError
-        if self._events == 2 and number in faults.ended_early:
+        if is_first and number in faults.ended_early:
             await self.end()
             raise Ended
-        if self._events == 2 and number in faults.garbled:
-            content = "no JSON at all"
-        if self._events == 2 and number in faults.failing:
-            content = {"error": {"message": "out of memory", "code": 500}}
-        await super().event(content)
+        if is_first and number in faults.garbled:
+            await super().event("no JSON at all")
+        if is_first and number in faults.failing:
+            await super().event({"error": {"message": "out of memory", "code": 500}})
 
 
 class FaultyApi:

@@ -63,29 +63,29 @@ def test_an_error_status_fails_its_request(dialect: str, overrides: tuple[str, .
 
 @DIALECTS
 def test_a_cut_stream_keeps_its_first_token(dialect: str, overrides: tuple[str, ...]) -> None:
-    with emulated(overrides, dialect=dialect, speed=0.5, faults=Faults(cut=frozenset({3}))) as server:
-        run = play(server, speed=300.0)
+    with emulated(overrides, dialect=dialect, speed=300.0, faults=Faults(cut=frozenset({3}))) as server:
+        run = play(server)
     check_kept(run, 3, "the connection broke: ")
-    assert run.first_token_s[3] > run.sent_s[3] and 0 < run.output_tokens[3] < 20
+    assert run.first_token_s[3] > run.sent_s[3] and run.output_tokens[3] > 0
 
 
 @DIALECTS
 def test_a_stream_that_ends_early_is_no_answer(dialect: str, overrides: tuple[str, ...]) -> None:
-    with emulated(overrides, dialect=dialect, speed=0.5, faults=Faults(ended_early=frozenset({0}))) as server:
+    with emulated(overrides, dialect=dialect, speed=300.0, faults=Faults(ended_early=frozenset({0}))) as server:
         run = play(server)
     check_kept(run, 0, "the server ended its answer early")
 
 
 @DIALECTS
 def test_a_failure_within_a_stream_is_told(dialect: str, overrides: tuple[str, ...]) -> None:
-    with emulated(overrides, dialect=dialect, speed=0.5, faults=Faults(failing=frozenset({1}))) as server:
+    with emulated(overrides, dialect=dialect, speed=300.0, faults=Faults(failing=frozenset({1}))) as server:
         run = play(server)
     check_kept(run, 1, "the server failed: out of memory")
 
 
 @DIALECTS
 def test_an_event_that_is_none_fails_its_request(dialect: str, overrides: tuple[str, ...]) -> None:
-    with emulated(overrides, dialect=dialect, speed=0.5, faults=Faults(garbled=frozenset({4}))) as server:
+    with emulated(overrides, dialect=dialect, speed=300.0, faults=Faults(garbled=frozenset({4}))) as server:
         run = play(server)
     check_kept(run, 4, "the server's answer cannot be read: ")
 

@@ -9,6 +9,7 @@ import msgspec
 
 from kvsim.emulation.emulator import Emulator, Served
 from kvsim.emulation.http_server import BadRequest, Handler, HttpRequest, Reply
+from kvsim.trace.base import MAX_TOKENS
 
 T = TypeVar("T")
 Routes = Mapping[tuple[str, str], Handler]
@@ -91,12 +92,15 @@ class Api(ABC):
 
     def submit(self, tokens: list[int], output_tokens: int) -> Served:
         """Take a request that arrives now. Raises BadRequest for one that cannot be served."""
-        if not tokens or output_tokens < 1 or min(tokens) < 0:
-            raise BadRequest(400, "a request needs a prompt of token ids, and at least one token of an answer")
+        if not tokens or not 1 <= output_tokens <= MAX_TOKENS:
+            raise BadRequest(400, f"a request needs a prompt of token ids, and an answer of 1 to {MAX_TOKENS} tokens")
         longest = self.longest_tokens
         if longest is not None and len(tokens) + output_tokens > longest:
             raise BadRequest(400, f"This model's maximum context length is {longest} tokens, not {len(tokens)} + {output_tokens}")
-        return self.emulator.submit(tokens, output_tokens)
+        try:
+            return self.emulator.submit(tokens, output_tokens)
+        except ValueError as error:
+            raise BadRequest(400, str(error)) from None
 
     def cached(self, served: Served) -> dict[str, int]:
         """Return the cached tokens of a request by tier."""

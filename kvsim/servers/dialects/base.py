@@ -31,6 +31,8 @@ class Dialect(ABC):
     """Where requests are sent."""
     tells_cached: ClassVar[str]
     """How to make the server say how many tokens of a prompt were cached."""
+    omits_zero: ClassVar[bool] = False
+    """Whether some versions do not say it of a prompt of which none was."""
 
     @abstractmethod
     def body(self, model: str, prompt: Sequence[int], output_tokens: int) -> dict[str, Any]:
