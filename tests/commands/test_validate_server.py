@@ -167,3 +167,21 @@ def test_help_and_completion_know_the_settings(capsys: pytest.CaptureFixture[str
     assert "url: http://localhost:8000" in capsys.readouterr().out
     assert "server.concurrency=" in [word for word, _ in complete("kvsim validate server.conc")]
     assert "results=trace.jsonl" in [word for word, _ in complete("kvsim validate results=tr")]
+
+
+def test_a_file_of_sglang_s_client_says_what_is_simulated() -> None:
+    """Requests one at a time: 16 tokens are cached for each letter that a prompt shares with the beginning of an earlier one."""
+    flags = {"page_size": 16, "max_total_num_tokens": 4096, "version": "0.5.23", "disable_overlap_schedule": True}
+    lengths = [16 * len(word) + 5 for word in PROMPTS]
+    hits = [0, 32, 64, 0, 64, 32, 0, 64, 64, 64]
+    document = {
+        "backend": "sglang", "dataset_name": "mooncake", "completed": 10, "server_info": flags, "input_lens": lengths,
+        "output_lens": [4] * 10, "ttfts": [0.01] * 10, "itls": [[0.005] * 3] * 10, "errors": [""] * 10, "cached_tokens": hits,
+        "cached_tokens_details": [{"device": hit, "host": 0} for hit in hits],
+    }  # fmt: skip
+    Path("bench.jsonl").write_text(json.dumps(document) + "\n" + json.dumps(document))
+    assert validate("results=bench.jsonl", "output=out", *WIDE) == 0
+    found = record("out")
+    assert found["choices"]["preset"] == "sglang" and found["config"]["rules"]["loop"] == "plain"
+    assert found["config"]["page_tokens"] == 16 and len(found["runs"]) == 2
+    assert found["given_order"]["differing"] == [0, 0] and found["simulated_order"]["between_real"] == 0

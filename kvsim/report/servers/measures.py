@@ -41,6 +41,20 @@ COUNTERS: tuple[tuple[Counter, ...], ...] = (
 """Of each group, all counters are read, and the first group that a server has is used."""
 
 
+PREEMPTIONS = ("vllm:num_preemptions", "sglang:num_retracted_requests")
+"""Counters of requests that had to give their memory back."""
+
+
+def _counted(name: str) -> str:
+    """Return the name of a counter without its labels, as its engine calls it."""
+    return name.partition("{")[0].removesuffix("_total")
+
+
+def preempted(run: ObservedRun) -> int:
+    """Return how many requests of a run the server says it preempted."""
+    return int(sum(rise for name, rise in run.counters.items() if _counted(name) in PREEMPTIONS))
+
+
 def succeeded(run: ObservedRun) -> Mask:
     """Return which requests succeeded."""
     return np.array([error is None for error in run.errors], dtype=bool)
@@ -84,7 +98,7 @@ def tokens_by_medium(run: ObservedRun, mask: Mask) -> dict[str, float]:
 
 def _medium(counter: Counter, name: str) -> str:
     """Return the medium that a counter with its labels, such as ``vllm:prefix_cache_hits_total{engine="0"}``, is about."""
-    if name.partition("{")[0].removesuffix("_total") != counter.name:
+    if _counted(name) != counter.name:
         return ""
     found = re.search(rf'[{{,]{counter.label}="([^"]*)"', name) if counter.label else None
     return counter.media.get(found[1] if found else "", "")

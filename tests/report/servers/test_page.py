@@ -20,7 +20,10 @@ TIERS = {"device": [0, 50, 48, 0]}
 
 def record(real: list[ObservedRun], given: list[ObservedRun], simulated: ObservedRun, **more: Any) -> dict[str, Any]:
     runs = Compared(real=real, given=given, simulated=[simulated])
-    about = [{"source": run.source, "client": run.client, "failed": 0, "late_s": 0.0, "notes": ["Slow."]} for run in real]
+    about = [
+        {"source": run.source, "client": run.client, "failed": 0, "preempted": 0, "late_s": 0.0, "notes": ["Slow."]}
+        for run in real
+    ]
     made = {
         "command_line": "kvsim validate server=http://server", "config": {"page_tokens": 16}, "choices": {"preset": "vllm"},
         "versions": {"python": "3.11"}, "seed": 0, "server": FACTS, "runs": about, "simulations": 1, "rejected": 0,
@@ -48,6 +51,13 @@ def test_what_must_be_known_of_the_runs_is_said_once() -> None:
     assert lines(WHOLE)[:3] == ["4 requests: 2 runs on vLLM 0.33.0, 1 simulation.", "Noted.", "Slow."]
     few = record(REAL[:1], [], observed([0, 50, 50, 0], failed=[0]), rejected=1, server=None)
     assert lines(few)[0] == ("4 requests: 1 run on a server (kvsim), 1 simulation. Rejected by the simulation: 1. Compared: 3.")
+
+
+def test_preemptions_explain_what_differs() -> None:
+    runs = [{**WHOLE["runs"][0], "preempted": 2}, WHOLE["runs"][1]]
+    assert "Requests that the server preempted: 2, 0. In its order they are replayed as if it had not." in lines(
+        WHOLE | {"runs": runs}
+    )
 
 
 def test_the_page_is_self_contained_and_shows_all_scores() -> None:
