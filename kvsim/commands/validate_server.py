@@ -71,7 +71,8 @@ def main(words: Sequence[str]) -> None:
         run_application("validate", partial(start, Source(None, (), None)), words)
         return
     source = source_of(words)
-    more = [] if source.server is None or given(keys_of(words), "validate.runs") else [DEFAULT_RUNS]
+    is_repeated = source.server is not None and source.server.reset
+    more = [DEFAULT_RUNS] if is_repeated and not given(keys_of(words), "validate.runs") else []
     if source.facts is not None:
         found, notes = overrides_of(source.facts, words)
         source, more = replace(source, notes=notes), more + found
@@ -131,6 +132,8 @@ def validate(plan: Plan, source: Source, command_line: str) -> RunRecord:
 
     Raises UsageError, and WrongResult if the simulation is not within its tolerances.
     """
+    if source.server is not None and not source.server.reset and plan.validation.runs > 1:
+        raise UsageError("server.reset=false leaves what one run has cached to the next one: set validate.runs=1")
     trace, _ = load_trace(plan)
     sent = as_sent(trace.requests, plan.page_tokens)
     check_requests(plan, sent)

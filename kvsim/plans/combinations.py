@@ -185,7 +185,7 @@ def check_against_server(plan: Plan, keys: set[str]) -> None:
         )
     if plan.layout.engines > 1:
         raise UsageError("cluster: a server is one engine: leave it out")
-    _check_validation(plan, keys)
+    _check_simulations(plan, keys, is_single=bool(given(keys, "server")) and plan.validation.runs == 1)
 
 
 def _check_memory(plan: Plan, command: str) -> None:
@@ -230,13 +230,18 @@ def _check_substrate(plan: Plan, command: str, keys: set[str]) -> None:
 
 def _check_validation(plan: Plan, keys: set[str]) -> None:
     """Raise UsageError for settings of a validation without effect, and for real runs that would not begin alike."""
-    runs, noise = plan.validation.runs, plan.hardware.noise
+    runs = plan.validation.runs
     if (key := given(keys, "validate.runs")) and plan.validation.measured:
         raise UsageError(f"{key} has no effect with validate.measured: leave it out")
-    if key := given(keys, "validate.simulations"):
-        if runs == 1 and not plan.validation.measured:
-            raise UsageError(f"{key} has no effect with a single real run: set validate.runs=3")
-        if noise is None:
-            raise UsageError(f"{key} has no effect on a machine without noise: repeat kvsim calibrate, which measures it")
+    _check_simulations(plan, keys, is_single=runs == 1 and not plan.validation.measured)
     if runs > 1 and plan.disk.path is not None:
         raise UsageError("disk.folder keeps pages from one real run to the next: leave it out, and set output to a folder there")
+
+
+def _check_simulations(plan: Plan, keys: set[str], *, is_single: bool) -> None:
+    """Raise UsageError for a number of simulations where there is only one: with a single real run, or without noise."""
+    if key := given(keys, "validate.simulations"):
+        if is_single:
+            raise UsageError(f"{key} has no effect with a single real run: set validate.runs=3")
+        if plan.hardware.noise is None:
+            raise UsageError(f"{key} has no effect on a machine without noise: repeat kvsim calibrate, which measures it")
