@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from kvsim.settings.unused_settings import given, keys_of
 
 CLOSE_S = 0.001
 """Times that are no further apart are those of the trace."""
+IN_PLACES = "Simulated requests arrive when the one has ended whose place they took in the first run."
+AS_SENT = "The client did not keep the trace's times: simulated requests arrive when those of the first run were sent."
 
 
 @dataclass(frozen=True)
@@ -138,19 +141,49 @@ def _of_flags(engine: Engine, facts: ServerFacts, preset: str | None, keys: set[
 def as_played(requests: Sequence[Request], run: ObservedRun) -> tuple[list[Request], str]:
     """Return requests with the arrivals that they had in a run, from 0 on, and a line if these are not the trace's.
 
-    If the client kept to the trace's times, a request that follows another one follows it in the simulation, too. Otherwise,
-    each arrives when it was sent.
+    If the client kept to the trace's times, a request that follows another one follows it in the simulation, too. In a closed
+    loop, a request follows the one whose place it took in the run. Otherwise, each arrives when it was sent.
     """
+    if run.concurrency is not None:
+        return _in_places(
+            requests, run
+        ), "Simulated requests arrive when the one has ended whose place they took in the first run."
     arrivals_s = np.array([request.arrival_s for request in requests], dtype=np.float64)
     is_root = np.array([request.after < 0 for request in requests], dtype=bool)
     arrivals_s = (arrivals_s - arrivals_s[is_root].min(initial=np.inf)) / run.speed
     known = is_root & ~np.isnan(run.due_s)
-    if run.concurrency is None and np.allclose(run.due_s[known], arrivals_s[known], rtol=0.0, atol=CLOSE_S):
+    if np.allclose(run.due_s[known], arrivals_s[known], rtol=0.0, atol=CLOSE_S):
         times = zip(requests, arrivals_s.tolist(), strict=True)
         return [replace(one, arrival_s=max(0.0, at_s), delay_s=one.delay_s / run.speed) for one, at_s in times], ""
-    sent_s = np.where(np.isnan(run.sent_s), np.where(np.isnan(run.due_s), np.nanmax(run.sent_s), run.due_s), run.sent_s)
-    played = [replace(one, arrival_s=at_s, after=-1, delay_s=0.0) for one, at_s in zip(requests, sent_s.tolist(), strict=True)]
-    return played, "The client did not keep the trace's times: simulated requests arrive when those of the first run were sent."
+    played = [
+        replace(one, arrival_s=at_s, after=-1, delay_s=0.0) for one, at_s in zip(requests, _sent_s(run).tolist(), strict=True)
+    ]
+    return played, AS_SENT
+
+
+def _sent_s(run: ObservedRun) -> np.ndarray:
+    """Return when each request was sent or, if it was not, should have been."""
+    times: np.ndarray = np.where(
+        np.isnan(run.sent_s), np.where(np.isnan(run.due_s), np.nanmax(run.sent_s), run.due_s), run.sent_s
+    )
+    return times
+
+
+def _in_places(requests: Sequence[Request], run: ObservedRun) -> list[Request]:
+    """Return the requests of a closed loop: each follows the one that ended last before it was sent and has no follower yet."""
+    sent_s, end_s = _sent_s(run).tolist(), run.end_s.tolist()
+    played = list(requests)
+    ended: list[int] = []
+    running: list[tuple[float, int]] = []
+    for number in sorted(range(len(played)), key=lambda number: (sent_s[number], number)):
+        while running and running[0][0] <= sent_s[number]:
+            ended.append(heappop(running)[1])
+        before = ended.pop() if ended else -1
+        delay_s = sent_s[number] - end_s[before] if before >= 0 else 0.0
+        played[number] = replace(played[number], arrival_s=sent_s[number], after=before, delay_s=delay_s)
+        if end_s[number] == end_s[number]:
+            heappush(running, (end_s[number], number))
+    return played
 
 
 def only(requests: Sequence[Request], is_kept: Sequence[bool]) -> list[Request]:

@@ -71,7 +71,7 @@ def test_hits_given_the_server_s_order_are_those_of_the_server(dialect: str, cap
     assert sorted(path.name for path in Path("out/runs").iterdir()) == ["1.jsonl.gz", "2.jsonl.gz", "3.jsonl.gz"]
     captured = capsys.readouterr()
     assert "in the server's order" in captured.out and "10 requests: 3 runs on" in captured.out
-    assert "The client did not keep the trace's times" in " ".join(captured.out.split())
+    assert "Simulated requests arrive when the one has ended whose place they took" in " ".join(captured.out.split())
     assert again == 2 and "is a run of another validation: choose another folder with output=DIR, or" in captured.err
     assert validate("results=out/runs", "output=read", *WIDE) == 0
     same = record("read")

@@ -92,6 +92,16 @@ def test_any_other_client_is_simulated_by_when_it_sent_requests() -> None:
     assert note.startswith("The client did not keep the trace's times")
 
 
+def test_a_request_of_a_closed_loop_follows_the_one_whose_place_it_took() -> None:
+    """Two places. The first request ends at 5, the second at 3 (each takes 2 s after its first token)."""
+    requests = [make_request([number], index=number, arrival_s=50.0 - number) for number in range(4)]
+    run = observed([0] * 4, sent_s=[0.0, 0.0, 3.5, 5.0], ttft_s=[3.0, 1.0, 4.0, 4.0])
+    run = type(run)(**{name: getattr(run, name) for name in run.__dataclass_fields__} | {"concurrency": 2})
+    played, note = as_played(requests, run)
+    assert [(one.arrival_s, one.after, one.delay_s) for one in played] == [(0, -1, 0), (0, -1, 0), (3.5, 1, 0.5), (5, 0, 0)]
+    assert note.startswith("Simulated requests arrive when the one has ended")
+
+
 def test_requests_that_were_never_served_are_not_simulated() -> None:
     kept = only(REQUESTS, [False, True, True])
     assert [(one.index, one.runs, one.after) for one in kept] == [(0, ((1, 1),), -1), (1, ((2, 1),), -1)]
