@@ -32,8 +32,9 @@ SERVERS = pytest.mark.parametrize(
         ("sglang", SGLANG),
         ("sglang", HICACHE),
         ("openai", ("page_tokens=4", "rules.cache_output=true", "tiers.gpu.capacity=32pages")),
+        ("openai", ("page_tokens=4", "rules.cache_output=true", "tiers.gpu.capacity=24pages", "cluster.engines=2")),
     ],
-    ids=["vllm", "vllm offload", "sglang", "hicache", "own rules"],
+    ids=["vllm", "vllm offload", "sglang", "hicache", "own rules", "two engines"],
 )
 
 
