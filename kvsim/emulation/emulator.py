@@ -13,7 +13,7 @@ from kvsim.errors import UsageError
 from kvsim.pages.extents import split_extents
 from kvsim.plans.combinations import check_bypass
 from kvsim.plans.plan import Plan
-from kvsim.run.assembly import build_cluster, build_graphs, build_served
+from kvsim.run.assembly import build_cluster_of, build_graphs, build_served
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from kvsim.trace.page_hasher import PageHasher
 from kvsim.trace.page_index import PageIndex
@@ -73,7 +73,7 @@ class Emulator:
         )
         caches = [build_served(plan, graph, []) for graph in build_graphs(plan)]
         watch = TokenWatch(substrate.env, substrate.steps.leap_s, self._on_tokens)
-        cluster = build_cluster(plan, [], caches, substrate, [watch], LiveCluster)
+        cluster = build_cluster_of(LiveCluster, plan, [], caches, substrate, [watch])
         cluster.on_first_token, cluster.on_end = self._on_first_token, self._on_end
         return cluster, tier_names([tier for cache in caches for tier in cache.tiers])
 

@@ -237,12 +237,23 @@ def build_cluster(
     caches: Sequence[ServedCache],
     substrate: Substrate,
     watches: Sequence[EngineWatch] = (),
-    kind: type[C] = Cluster,  # type: ignore[assignment]
-) -> C:
+) -> Cluster:
     """Build all engines over their caches and, if there are several, the routers before them. Raises UsageError.
 
-    ``watches`` are told of their steps. ``kind`` is the class of the cluster.
+    ``watches`` are told of their steps.
     """
+    return build_cluster_of(Cluster, plan, requests, caches, substrate, watches)
+
+
+def build_cluster_of(
+    kind: type[C],
+    plan: Plan,
+    requests: Sequence[Request],
+    caches: Sequence[ServedCache],
+    substrate: Substrate,
+    watches: Sequence[EngineWatch] = (),
+) -> C:
+    """Build a cluster of this class, as ``build_cluster`` does."""
     engines: dict[int, Engine] = {}
     for cache in caches:
         mover = Mover(substrate, cache)

@@ -111,9 +111,15 @@ class Broken(Failed):
 
 
 async def _data(response: "httpx.Response") -> AsyncIterator[bytes]:
-    async for line in response.aiter_lines():
-        if line.startswith("data:"):
-            yield line[5:].strip().encode()
+    """Yield the data of events. Lines end with a line feed and nothing else: text may have other characters that end lines."""
+    rest = b""
+    async for part in response.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
+    if rest.startswith(b"data:"):
+        yield rest[5:].strip()
 
 
 def message_of(text: str) -> str:

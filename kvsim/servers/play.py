@@ -64,15 +64,14 @@ async def play(
         dialect, known = await get_to_know(http, settings)
         model = str(known.facts.model)
         await _warm_up(http, dialect, model, prompts, requests, settings)
-        if settings.reset:
-            await dialect.reset(http)
+        doubt = await dialect.reset(http) if settings.reset else ""
         before = counters(await read_samples(http))
         limit = known.longest_tokens
         sender = Sender(http, dialect, model, requests, prompts, settings, longest_tokens=limit, advance=advance)
         await sender.run()
-        rises, notes = await _rises(http, before)
+        rises, lost = await _rises(http, before)
     played = Played(requests, sender.answers, known, dialect, prompts, sender.stall_s)
-    return played.run(settings, rises, notes)
+    return played.run(settings, rises, [line for line in (doubt, lost) if line])
 
 
 async def get_to_know(http: Http, settings: ServerSettings) -> tuple[Dialect, Known]:
@@ -105,13 +104,13 @@ async def _warm_up(
             raise UsageError(f"the warm-up failed: {error}") from None
 
 
-async def _rises(http: Http, before: dict[str, float]) -> tuple[dict[str, float], list[str]]:
+async def _rises(http: Http, before: dict[str, float]) -> tuple[dict[str, float], str]:
     """Return what the counters rose by, and a line if that cannot be known."""
     try:
         rises, fallen = risen(before, counters(await read_samples(http)))
     except UsageError as error:
-        return {}, [f"the counters are lost: {error}"]
-    return rises, [f"{len(fallen)} counters have fallen: the server was started anew during the run"] if fallen else []
+        return {}, f"the counters are lost: {error}"
+    return rises, f"{len(fallen)} counters have fallen: the server was started anew during the run" if fallen else ""
 
 
 @dataclass(frozen=True)

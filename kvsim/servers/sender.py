@@ -184,4 +184,6 @@ async def ask(http: Http, dialect: Dialect, body: bytes, answer: Answer, timeout
         raise Failed(f"the server's answer cannot be read: {error}") from None
     if not is_whole:
         raise Failed("the server ended its answer early")
-    answer.end_s = answer.chunk_times_s[-1] if answer.chunk_times_s else monotonic() - zero_s
+    if not answer.chunk_times_s:
+        raise Failed("the server's answer has no token")
+    answer.end_s = answer.chunk_times_s[-1]

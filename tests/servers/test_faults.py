@@ -92,8 +92,8 @@ def test_an_event_that_is_none_fails_its_request(dialect: str, overrides: tuple[
 
 def test_a_request_that_is_never_answered_times_out() -> None:
     with emulated(VLLM, speed=300.0, faults=Faults(silent=frozenset({1}))) as server:
-        run = play(server, timeout_s=0.3)
-    check_kept(run, 1, "no complete answer within 0.3 s")
+        run = play(server, timeout_s=1.0)
+    check_kept(run, 1, "no complete answer within 1 s")
 
 
 @pytest.mark.parametrize("concurrency", [1, None], ids=["closed loop", "by time"])

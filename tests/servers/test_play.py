@@ -32,8 +32,9 @@ SERVERS = pytest.mark.parametrize(
         ("sglang", SGLANG),
         ("sglang", HICACHE),
         ("openai", ("page_tokens=4", "rules.cache_output=true", "tiers.gpu.capacity=32pages")),
+        ("openai", ("page_tokens=4", "rules.cache_output=true", "tiers.gpu.capacity=24pages", "cluster.engines=2")),
     ],
-    ids=["vllm", "vllm offload", "sglang", "hicache", "own rules"],
+    ids=["vllm", "vllm offload", "sglang", "hicache", "own rules", "two engines"],
 )
 
 
@@ -165,7 +166,7 @@ def test_times_are_those_of_the_server() -> None:
         run = play_server(requests, server.plan.page_tokens, ServerSettings(url=server.url))
         outcome = simulated(server, requests)
     ttft_s = run.first_token_s - run.sent_s
-    assert (ttft_s >= outcome.ttft_s).all() and (ttft_s < outcome.ttft_s + 0.2).all()
+    assert (ttft_s >= outcome.ttft_s).all() and (ttft_s < outcome.ttft_s + 1.0).all()
     assert (run.end_s - run.sent_s >= outcome.e2e_s).all() and all(len(gaps) for gaps in run.token_gaps_s)
     assert run.sent_s[1] >= run.due_s[1] == pytest.approx(0.1)
     np.testing.assert_allclose(run.first_token_s + [gaps.sum() for gaps in run.token_gaps_s], run.end_s)
@@ -185,8 +186,8 @@ def test_requests_follow_others() -> None:
 
 
 def test_a_closed_loop_keeps_its_number_under_way() -> None:
-    with emulated(VLLM, speed=20.0) as server:
-        requests = requests_of(server.plan.page_tokens, words=["ab"] * 9)
+    with emulated(VLLM) as server:
+        requests = requests_of(server.plan.page_tokens, words=["ab"] * 7)
         run = play_server(requests, server.plan.page_tokens, ServerSettings(url=server.url, concurrency=3))
     under_way = [sum((run.sent_s <= at_s) & (at_s < run.end_s)) for at_s in run.sent_s]
     assert max(under_way) == 3 and run.sent_s[3] >= min(run.end_s[:3])

@@ -59,7 +59,8 @@ class Vllm(OpenAI):
             ("request_success", ended, {"finished_reason": "length"}),
         ]
         counters = [Metric(f"vllm:{name}_total", "counter", value, labels | more) for name, value, more in counts]
-        return [*counters, Metric("vllm:cache_config_info", "gauge", 1.0, self._cache_config())]
+        running = Metric("vllm:num_requests_running", "gauge", self.emulator.unfinished, labels)
+        return [*counters, running, Metric("vllm:cache_config_info", "gauge", 1.0, self._cache_config())]
 
     def _cache_config(self) -> dict[str, str]:
         plan = self.emulator.plan

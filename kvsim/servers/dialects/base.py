@@ -50,5 +50,5 @@ class Dialect(ABC):
         """Ask the server about itself. Raises UsageError if it does not answer."""
 
     @abstractmethod
-    async def reset(self, http: Http) -> None:
-        """Empty the server's cache. Raises UsageError if that is impossible."""
+    async def reset(self, http: Http) -> str:
+        """Empty the server's cache. Returns a line if it may not be empty, else nothing. Raises UsageError if it is not."""

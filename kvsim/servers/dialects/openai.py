@@ -83,7 +83,7 @@ class OpenAI(Dialect):
         names = [str(card["id"]) for card in cards]
         return Known(ServerFacts(engine=self.engine, model=names[0] if names else None), names, longest(cards))
 
-    async def reset(self, http: Http) -> None:
+    async def reset(self, http: Http) -> str:
         raise UsageError(f"{http.url} cannot be told to empty its cache: restart it before each run, and set reset=false")
 
 

@@ -85,11 +85,12 @@ class Sglang(Dialect):
         )
         return Known(facts, names, longest(cards), engines=_whole(flags, "dp_size") or 1)
 
-    async def reset(self, http: Http) -> None:
+    async def reset(self, http: Http) -> str:
         """Empty the caches on GPU and host; one in storage stays."""
         reply = await http.post(f"/flush_cache?timeout={WAITS_S}")
         if not reply.is_good:
             raise UsageError(f"{http.url} has not emptied its cache (HTTP {reply.status}): {message_of(reply.text)}")
+        return ""
 
 
 async def _flags(http: Http) -> dict[str, Any]:

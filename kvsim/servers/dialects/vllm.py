@@ -1,5 +1,6 @@
 """vLLM (read in 0.25.1 and 0.33.0): OpenAI's completions with ``ignore_eos``, facts in ``/metrics`` and ``/server_info``."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,10 @@ from kvsim.servers.counters import read_samples
 from kvsim.servers.dialects.base import Known
 from kvsim.servers.dialects.openai import OpenAI, longest, model_cards
 from kvsim.servers.http import Http
+
+UNDER_WAY = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+LOOKS, LOOK_S = 10, 0.2
+"""How often, and how many seconds apart, the server is asked whether requests are under way."""
 
 
 class Vllm(OpenAI):
@@ -40,14 +45,30 @@ class Vllm(OpenAI):
         )
         return Known(facts, names, longest(cards), engines=max(1, len(caches)))
 
-    async def reset(self, http: Http) -> None:
-        """Empty the GPU's cache, and that of a connector if there is one. vLLM does not say whether it did."""
+    async def reset(self, http: Http) -> str:
+        """Empty the GPU's cache, and that of a connector if there is one.
+
+        vLLM does so only while no request runs, and does not say whether it did.
+        """
+        busy = await _busy(http)
         reply = await http.post("/reset_prefix_cache?reset_external=true")
         if not reply.is_good:
             raise UsageError(
                 f"{http.url} cannot be told to empty its cache (HTTP {reply.status}): start vLLM with VLLM_SERVER_DEV_MODE=1, or "
                 "restart it before each run and set reset=false"
             )
+        return f"the cache may not have been empty: vLLM had {busy} other requests when it was to empty it" if busy else ""
+
+
+async def _busy(http: Http) -> int:
+    """Return how many requests the server still has, after some time for them to end."""
+    for look in range(LOOKS):
+        if look:
+            await asyncio.sleep(LOOK_S)
+        busy = sum(one.value for one in await read_samples(http) if one.name in UNDER_WAY)
+        if not busy:
+            return 0
+    return int(busy)
 
 
 def _number(text: str | None) -> int | None:
