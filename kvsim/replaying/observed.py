@@ -15,7 +15,7 @@ from kvsim.engine.outcome import Outcome
 from kvsim.replaying.replay import Replay
 from kvsim.replaying.settings import ReplaySettings
 
-ENDED, COMPUTED, GROWN, ADMITTED = range(4)
+ENDED, COMPUTED, GROWN, ADMITTED = 0, 1, 2, 3
 """What happens to a request, in the order in which it takes effect if several things happen at the same time."""
 Event = tuple[float, int, int, int]
 """Time, what happens, the request, and a number: of computed tokens, or of pages."""
