@@ -14,9 +14,9 @@ FLOORS = (
     ("cli",),
     ("commands",),
     ("api",),
-    ("sweeps",),
+    ("sweeps", "emulation"),
     ("run", "calibration"),
-    ("plans", "report"),
+    ("plans", "report", "servers"),
     ("engines", "replaying", "cluster", "substrate", "trace", "results"),
     ("engine", "states"),
     ("policies",),
@@ -30,7 +30,7 @@ FLOORS = (
 
 Policies know nothing of the engine that asks them, so the engine stands above their contracts.
 """
-LATE = {"torch", "triton", "wandb", "plotly"}
+LATE = {"torch", "triton", "wandb", "plotly", "httpx", "prometheus_client"}
 
 
 def modules() -> list[str]:

@@ -51,7 +51,7 @@ FAMILIES = ("eviction", "prefetch", "placement", "checkpoint", "routing", "sched
 WITH_SETTINGS = ("simulate", "replay", "saturate", "curve", "validate", "calibrate")
 SUBCOMMANDS = {"trace": ("info", "convert", "fetch"), "policies": FAMILIES, "new": FAMILIES}
 """First words after the commands that take some."""
-PATHS = ("path", "folder", "output", "disk")
+PATHS = ("path", "folder", "output", "disk", "results")
 """Last parts of the keys whose values are files or folders."""
 Candidate = tuple[str, str]
 """A word and a few words about it."""

@@ -1,34 +1,34 @@
-"""``kvsim validate``: compares simulations of a run with the same run on this machine, or with recordings of it."""
+"""``kvsim validate``: compares simulations with the same runs on this machine, with recordings of them, or with a server."""
 
 from collections.abc import Callable, Sequence
-from copy import deepcopy
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from rich.console import Console
 
 from kvsim.commands.application import run_application, start_run
+from kvsim.commands.run_folders import HARDWARE, SIMULATED, place, run_plans, simulations
 from kvsim.errors import UsageError, WrongResult
 from kvsim.plans.plan import Plan
-from kvsim.policies.copies import copied
-from kvsim.report.folder import prepare_folder, write_run, write_shared_script
-from kvsim.report.template import SHARED_SCRIPT
 from kvsim.report.validation.recording import Recording, read_measured, recorded
 from kvsim.report.validation.repeated import compare_repeated
 from kvsim.report.validation.repeated_page import print_repeated, render_repeated, repeated_failures
 from kvsim.report.validation.validation import compare, failures, print_validation, render_validation, write_validation
-from kvsim.results.progress import progress
 from kvsim.results.result import RunRecord
-from kvsim.run.execute import execute
 from kvsim.run.play import check_verified
+from kvsim.settings.unused_settings import keys_of
 from kvsim.sweeps.command_jobs import SweepJob
 
-SIMULATED, HARDWARE = "simulated", "hardware"
+AGAINST_SERVER = ("server", "results")
+"""Settings that choose runs against a server in place of runs on this machine."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command with the arguments that follow its name."""
+    if any(key == name or key.startswith(f"{name}.") for key in keys_of(arguments) for name in AGAINST_SERVER):
+        from kvsim.commands import validate_server
+
+        validate_server.main(arguments)
+        return
     run_application("validate", partial(start_run, "validate", run_validation), arguments)
 
 
@@ -74,23 +74,6 @@ def finish(
         raise WrongResult(f"the simulation is outside its tolerances: {describe(record)}")
 
 
-def simulations(plan: Plan, runs: int) -> list[Plan]:
-    """Return the plans of the simulations: one for a single real run, and one if the machine has no noise."""
-    noise = plan.hardware.noise
-    if runs == 1 or noise is None:
-        return [plan]
-    return [with_noise_seed(plan, noise.seed + number) for number in range(plan.validation.simulations)]
-
-
-def with_noise_seed(plan: Plan, seed: int) -> Plan:
-    """Return the same plan with another seed of the noise, also in the configuration that is recorded."""
-    assert plan.hardware.noise is not None
-    config = deepcopy(plan.config)
-    config["hardware"]["noise"]["seed"] = seed
-    hardware = replace(plan.hardware, noise=replace(plan.hardware.noise, seed=seed))
-    return replace(plan, hardware=hardware, config=config)
-
-
 def check_fresh(plan: Plan, runs: int) -> None:
     """Raise UsageError if a real run would start with pages on disk that simulations do not have, or if recorded real runs would
     be mixed with new ones."""
@@ -105,40 +88,8 @@ def check_fresh(plan: Plan, runs: int) -> None:
         )
 
 
-def place(plan: Plan, substrate: str, number: int, runs: int) -> Path:
-    """Return the folder of a run: that of its substrate, or a numbered one in it if there are several runs."""
-    folder = plan.output / substrate
-    return folder if runs == 1 else folder / str(number + 1)
-
-
 def serve(plan: Plan, substrate: str, plans: Sequence[Plan], command_line: str) -> list[Recording]:
-    """Run plans on a substrate, one after another, each with its own copies of the policies, and write their folders."""
-    served = []
-    if len(plans) > 1:
-        prepare_folder(plan.output)
-        write_shared_script(plan.output)
-    for number, one in enumerate(plans):
-        folder = place(plan, substrate, number, len(plans))
-        script = None if len(plans) == 1 else f"../../{SHARED_SCRIPT}"
-        label = substrate if len(plans) == 1 else f"{substrate} {number + 1}/{len(plans)}"
-        served.append(run_one(one, substrate, folder, label, script, command_line))
-    return served
-
-
-def run_one(plan: Plan, substrate: str, folder: Path, label: str, script: str | None, command_line: str) -> Recording:
-    """Run a plan on a substrate and write its folder."""
-    own = replace(
-        plan,
-        tiers=[replace(tier, eviction=copied(tier.eviction), placement=copied(tier.placement)) for tier in plan.tiers],
-        prefetch=copied(plan.prefetch),
-        checkpoint=copied(plan.checkpoint),
-        scheduling=copied(plan.scheduling),
-        routing=copied(plan.routing),
-        decode_routing=copied(plan.decode_routing),
-        substrate=substrate,
-        output=folder,
-        config={**plan.config, "substrate": substrate},
-    )
-    result = execute("simulate", own, watch=partial(progress, label=label), command_line=command_line)
-    write_run(folder, result.record, result.outcome, shared_script=script)
-    return recorded(str(folder), result.record, result.outcome)
+    """Run plans on a substrate, as ``run_plans`` does."""
+    results = run_plans(plan, substrate, plans, command_line)
+    folders = [place(plan, substrate, number, len(plans)) for number in range(len(plans))]
+    return [recorded(str(folder), one.record, one.outcome) for folder, one in zip(folders, results, strict=True)]

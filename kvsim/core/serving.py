@@ -335,6 +335,33 @@ class Server(Reported):
     def finish_request(self, lease: Any) -> None:
         """End a request whose answer is complete, and give back what it holds."""
 
+    def begin(self, request: Request, pages: int, in_all: int, now: float) -> Any:
+        """Admit a request whose prompt takes ``pages`` pages, and ``in_all`` with its answer, as the first moment of several.
+
+        For requests that overlap as it was observed: chunks and ``grow`` follow, and ``finish_request``. Otherwise as ``serve``,
+        and a server without moments of its own does everything now.
+        """
+        return self.serve(request, in_all, now)
+
+    def begin_chunk(self, lease: Any, tokens: int) -> None:
+        """Take note that a step begins which computes a prompt up to its first ``tokens`` tokens.
+
+        A hook of servers whose pages can be found from then on.
+        """
+
+    def end_chunk(self, lease: Any, tokens: int) -> None:
+        """Take note that a prompt has been computed up to its first ``tokens`` tokens.
+
+        A hook of servers whose pages can only be found then.
+        """
+
+    def grow(self, lease: Any, pages: int) -> bool:
+        """Give a request that has begun so many pages in all. Returns False, with nothing changed, if there is no room.
+
+        A hook of servers that take pages for answers as these grow.
+        """
+        return True
+
     def reset(self) -> None:
         """Drop every page, because the model's weights have changed."""
         raise AssertionError(f"{type(self).__name__} cannot be reset")

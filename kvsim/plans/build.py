@@ -22,7 +22,7 @@ from kvsim.hardware.tier_kinds import ALWAYS, FILE, LEVELS, REMOTE, TIER_KINDS, 
 from kvsim.model.spec import ModelSource, ModelSpec
 from kvsim.numbers import Real, Whole, check_settings
 from kvsim.plans.cluster_settings import ClusterSettings
-from kvsim.plans.combinations import check_plan, check_search
+from kvsim.plans.combinations import check_against_server, check_plan, check_search
 from kvsim.plans.command_settings import DiskSettings, SaturateSettings, SweepSettings
 from kvsim.plans.construct import check_names, construct, refuse_infinite, with_key
 from kvsim.plans.plan import Config, Plan, TierPlan
@@ -47,9 +47,11 @@ GROUPS = (
     "trace", "model", "hardware", "engine", "rules", "eviction", "placement", "prefetch", "checkpoint", "routing", "scheduling",
     "logger",
 )  # fmt: skip
-RUNS_AS = {"saturate": "simulate"}
+AGAINST_SERVER = "validate server"
+"""``kvsim validate`` with a server, or with results of one, in place of this machine."""
+RUNS_AS = {"saturate": "simulate", AGAINST_SERVER: "simulate"}
 """Commands that run another one, whose checks apply."""
-NOT_RECORDED = ("output", "sweep", "validate", "saturate")
+NOT_RECORDED = ("output", "sweep", "validate", "server", "results", "saturate")
 """Settings that do not affect the result and are not recorded with it."""
 
 
@@ -77,7 +79,7 @@ class RunSettings:
 
 
 def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), choices: Mapping[Any, Any] | None = None) -> Plan:
-    """Build the plan of a command (simulate, saturate, replay, validate, curve). Raises UsageError.
+    """Build the plan of a command (simulate, saturate, replay, validate, ``AGAINST_SERVER``, curve). Raises UsageError.
 
     ``overrides`` are those given by the user: one that has no effect on this command is an error. ``choices`` are Hydra's
     runtime choices: the names that the record has for policies, model and trace.
@@ -87,7 +89,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
     for name in WITHOUT_EFFECT[command]:
         if key := given(keys, name) or given(keys, f"{name}@tiers"):
             raise UsageError(f"{key} has no effect on kvsim {command}: leave it out")
-    is_search, command = command in RUNS_AS, RUNS_AS.get(command, command)
+    asked, command = command, RUNS_AS.get(command, command)
     run = construct(RunSettings, {field.name: config.get(field.name) for field in fields(RunSettings)}, "")
     source = _model_source(config)
     trace, recognised = _trace(config, keys)
@@ -146,9 +148,11 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
     if rules.cache_output is None and command == "replay" and not plan.replay.hold_output:
         plan = plan.with_answers(False)
     refuse_infinite("", config)
-    if is_search:
+    if asked == "saturate":
         check_search(plan, keys)
     check_plan(plan, command, keys)
+    if asked == AGAINST_SERVER:
+        check_against_server(plan, keys)
     check_output(plan.output)
     return plan
 
@@ -224,6 +228,8 @@ def resolve(cfg: DictConfig) -> Config:
         "slo",
         "sweep",
         "validate",
+        "server",
+        "results",
         *(field.name for field in fields(RunSettings)),
     ]
     check_names("", config, known)

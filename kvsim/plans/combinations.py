@@ -155,8 +155,8 @@ def check_search(plan: Plan, keys: set[str]) -> None:
 
 def _check_hardware(plan: Plan, command: str, keys: set[str]) -> None:
     """Raise UsageError for ``hardware`` set on a replay in which no policy reads it, and for a validation without it."""
-    if command == "validate" and not given(keys, "hardware"):
-        raise UsageError("hardware: set hardware=NAME, the file that kvsim calibrate wrote for this machine")
+    if command == "validate":
+        _check_machine(keys, "the file that kvsim calibrate wrote for this machine")
     is_read = command != "replay" or plan.reads_hardware
     of_memory = OF_MEMORY if plan.gpu_memory is not None else ()
     if (key := given(keys - {*of_memory}, "hardware")) and not is_read:
@@ -166,6 +166,24 @@ def _check_hardware(plan: Plan, command: str, keys: set[str]) -> None:
             raise UsageError(f"{key} has no effect on kvsim {command}: leave it out")
     _check_memory(plan, command)
     _check_ranks(plan, keys)
+
+
+def _check_machine(keys: set[str], what: str) -> None:
+    """Raise UsageError for a validation on a machine that is not named."""
+    if not given(keys, "hardware"):
+        raise UsageError(f"hardware: set hardware=NAME, {what}")
+
+
+def check_against_server(plan: Plan, keys: set[str]) -> None:
+    """Raise UsageError for a validation against a server that says too little, or with settings without effect."""
+    _check_machine(keys, "the machine that the server runs on")
+    if not given(keys, "tiers.gpu.capacity"):
+        raise UsageError(
+            "tiers.gpu.capacity: the server does not say how much memory it has for KV: set it, such as 300000tokens"
+        )
+    if plan.layout.engines > 1:
+        raise UsageError("cluster: a server is one engine: leave it out")
+    _check_simulations(plan, keys, is_single=bool(given(keys, "server")) and plan.validation.runs == 1)
 
 
 def _check_memory(plan: Plan, command: str) -> None:
@@ -210,13 +228,18 @@ def _check_substrate(plan: Plan, command: str, keys: set[str]) -> None:
 
 def _check_validation(plan: Plan, keys: set[str]) -> None:
     """Raise UsageError for settings of a validation without effect, and for real runs that would not begin alike."""
-    runs, noise = plan.validation.runs, plan.hardware.noise
+    runs = plan.validation.runs
     if (key := given(keys, "validate.runs")) and plan.validation.measured:
         raise UsageError(f"{key} has no effect with validate.measured: leave it out")
-    if key := given(keys, "validate.simulations"):
-        if runs == 1 and not plan.validation.measured:
-            raise UsageError(f"{key} has no effect with a single real run: set validate.runs=3")
-        if noise is None:
-            raise UsageError(f"{key} has no effect on a machine without noise: repeat kvsim calibrate, which measures it")
+    _check_simulations(plan, keys, is_single=runs == 1 and not plan.validation.measured)
     if runs > 1 and plan.disk.path is not None:
         raise UsageError("disk.folder keeps pages from one real run to the next: leave it out, and set output to a folder there")
+
+
+def _check_simulations(plan: Plan, keys: set[str], *, is_single: bool) -> None:
+    """Raise UsageError for a number of simulations where there is only one: with a single real run, or without noise."""
+    if key := given(keys, "validate.simulations"):
+        if is_single:
+            raise UsageError(f"{key} has no effect with a single real run: set validate.runs=3")
+        if plan.hardware.noise is None:
+            raise UsageError(f"{key} has no effect on a machine without noise: repeat kvsim calibrate, which measures it")

@@ -13,6 +13,7 @@ from kvsim.plans.cluster_settings import ClusterSettings
 from kvsim.plans.command_settings import DiskSettings, SaturateSettings, SweepSettings
 from kvsim.plans.gpu_memory import GpuMemory
 from kvsim.policies.checkpoint.base import CheckpointPolicy
+from kvsim.policies.copies import copied
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
 from kvsim.policies.prefetch.base import PrefetchPolicy
@@ -101,6 +102,12 @@ class Plan:
         """Return the plan with answers that are cached, or are not."""
         recorded = {**self.config, "rules": {**self.config["rules"], "cache_output": cache_output}}
         return replace(self, rules=replace(self.rules, cache_output=cache_output), config=recorded)
+
+    def with_own_policies(self) -> "Plan":
+        """Return the plan with copies of its policies, for one more run of it. They must not be bound yet."""
+        tiers = [replace(tier, eviction=copied(tier.eviction), placement=copied(tier.placement)) for tier in self.tiers]
+        names = ("prefetch", "checkpoint", "scheduling", "routing", "decode_routing")
+        return replace(self, tiers=tiers, **{name: copied(getattr(self, name)) for name in names})
 
     def begun(self, command: str) -> Config:
         """Return the fields of a result that are known before the run."""

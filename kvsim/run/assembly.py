@@ -39,6 +39,7 @@ from kvsim.states.cache import HybridCache
 Graph = tuple[list[Tier], list[Edge]]
 """Tiers that are joined by edges, and therefore have one cache: GPU tiers, then CPU tiers, then disks."""
 P = TypeVar("P")
+C = TypeVar("C", bound=Cluster)
 
 
 # --- tiers ---------------------------------------------------------------------------------------------------------------
@@ -242,6 +243,18 @@ def build_cluster(
 
     ``watches`` are told of their steps.
     """
+    return build_cluster_of(Cluster, plan, requests, caches, substrate, watches)
+
+
+def build_cluster_of(
+    kind: type[C],
+    plan: Plan,
+    requests: Sequence[Request],
+    caches: Sequence[ServedCache],
+    substrate: Substrate,
+    watches: Sequence[EngineWatch] = (),
+) -> C:
+    """Build a cluster of this class, as ``build_cluster`` does."""
     engines: dict[int, Engine] = {}
     for cache in caches:
         mover = Mover(substrate, cache)
@@ -263,7 +276,7 @@ def build_cluster(
             )
     ordered, layout, samples = [engines[number] for number in sorted(engines)], plan.layout, plan.rules.samples or TOGETHER
     if layout.engines == 1:
-        return Cluster(ordered, failures=plan.cluster.plan_failures(), samples=samples)
+        return kind(ordered, failures=plan.cluster.plan_failures(), samples=samples)
     gpus = {number: engine.gpu for number, engine in engines.items()}
     first = layout.prefill_engines or layout.engines
     hand_over = None
@@ -273,7 +286,7 @@ def build_cluster(
         hand_over = HandOver(router, ordered, is_layerwise=plan.engine.overlap == "layerwise")
     router = _router(plan, plan.routing, {number: gpu for number, gpu in gpus.items() if number < first}, substrate, 0)
     failures = plan.cluster.plan_failures()
-    return Cluster(ordered, router, hand_over=hand_over, failures=failures, layout=layout, samples=samples)
+    return kind(ordered, router, hand_over=hand_over, failures=failures, layout=layout, samples=samples)
 
 
 def _router(plan: Plan, policy: RoutingPolicy, gpus: Mapping[int, Tier], substrate: Substrate, place: int) -> Router:

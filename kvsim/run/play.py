@@ -51,7 +51,7 @@ def replay(
     log = EventLog(graph[0]) if plan.events else None
     server: Server | None = _bypass_tier(plan, graph[0], requests)
     if server is None:
-        server = _build_server(plan, build_setup(plan, graph, requests), requests, log)
+        server = build_server(plan, build_setup(plan, graph, requests), requests, log)
     elif log:
         server = LoggedServer(server, log)
     outcome = Replay(server, plan.replay).run(requests, advance, inspect, each_step=plan.print_steps)
@@ -107,7 +107,7 @@ def has_samples(requests: Sequence[Request]) -> bool:
     return any(request.samples > 1 for request in requests)
 
 
-def _build_server(plan: Plan, setup: CacheSetup, requests: list[Request], log: EventLog | None) -> Server:
+def build_server(plan: Plan, setup: CacheSetup, requests: list[Request], log: EventLog | None) -> Server:
     """Build the cache of the engine whose rules apply or, by kvsim's own rules, serve from that of a simulation."""
     if plan.rules.engine:
         _check_requests(plan, requests, plan.replay)

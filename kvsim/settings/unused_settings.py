@@ -6,22 +6,27 @@ To set one without effect is a mistake, and help leaves it out.
 from collections.abc import Iterable
 
 WITHOUT_EFFECT = {
-    "simulate": ("replay", "curve", "print_tree", "validate", "saturate"),
+    "simulate": ("replay", "curve", "print_tree", "validate", "server", "results", "saturate"),
     "saturate": (
-        "replay", "curve", "print_tree", "validate", "timeline", "events", "logger", "sweep.objective",
+        "replay", "curve", "print_tree", "validate", "server", "results", "timeline", "events", "logger", "sweep.objective",
     ),
     "replay": (
-        "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "validate", "slo", "saturate",
-        "hardware.rank_jitter", "hardware.rank_faults", "hardware.noise", "rules.cache_chunks",
+        "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "validate", "server",
+        "results", "slo", "saturate", "hardware.rank_jitter", "hardware.rank_faults", "hardware.noise", "rules.cache_chunks",
     ),
     "validate": ("replay", "curve", "print_tree", "substrate", "logger", "events", "slo", "saturate"),
+    "validate server": (
+        "replay", "curve", "print_tree", "substrate", "disk", "logger", "timeline", "events", "slo", "saturate", "sweep",
+        "validate.measured", "validate.link_bytes",
+    ),
     "curve": (
         "engine", "hardware", "substrate", "disk", "replay", "tiers", "eviction", "placement", "prefetch", "checkpoint",
         "routing", "scheduling", "cluster", "preset", "print_tree", "timeline", "events", "logger", "sweep.objective", "validate",
-        "slo", "saturate", "rules.cache_chunks",
+        "server", "results", "slo", "saturate", "rules.cache_chunks",
     ),
 }  # fmt: skip
-"""By command, groups and settings; a section stands for all below it."""
+"""By command, groups and settings; a section stands for all below it. ``validate server`` is ``kvsim validate`` with a server, or
+with results of one."""
 
 
 def keys_of(overrides: Iterable[str]) -> set[str]:

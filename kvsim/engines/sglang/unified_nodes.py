@@ -20,7 +20,7 @@ from kvsim.policies.prefetch.base import Refusal
 class UnifiedLease(NodeLease):
     """What a request has found and holds, from its arrival on."""
 
-    __slots__ = ("brought_pages", "lookup_pages", "prompt_pages", "runs", "stored_from")
+    __slots__ = ("brought_pages", "counted_pages", "lookup_pages", "prompt_pages", "runs", "stored_from")
 
     def __init__(self, request: Request, root: Node) -> None:
         super().__init__(request, root, (0, 0, 0), None)
@@ -29,6 +29,8 @@ class UnifiedLease(NodeLease):
         self.prompt_pages = request.prompt_pages
         self.lookup_pages = request.prompt_pages
         """Leading pages that a look-up covers."""
+        self.counted_pages = 0
+        """Leading pages of the prompt that have been entered: nodes there have had its hit."""
         self.stored_from = 0
         """Position of the first page that storage has brought to the host for this request."""
         self.brought_pages = 0
@@ -81,6 +83,12 @@ class UnifiedNodeCache(MovingNodeCache):
 
     def serve(self, request: Request, pages: int, now: float) -> UnifiedLease | None:
         """Look up, admit with room for ``pages`` pages in all, and insert chunk by chunk. Returns None without room."""
+        lease = self.begin(request, pages, pages, now)
+        if lease is not None:
+            self._prefill(lease, sum(lease.hits))
+        return lease
+
+    def begin(self, request: Request, pages: int, in_all: int, now: float) -> UnifiedLease | None:
         self.residency.tick(now)
         lease, self._waiting = self._waiting, None
         self._take_steps()
@@ -111,15 +119,33 @@ class UnifiedNodeCache(MovingNodeCache):
         self.send_loads()
         lease.hits = self._hits(lease, gpu_pages, loaded_pages)
         lease.slots = self.take(pages - sum(lease.hits), self.residency.now)
-        self._prefill(lease, sum(lease.hits))
         return lease
+
+    def end_chunk(self, lease: Any, tokens: int) -> None:
+        self._enter_chunk(lease, min(tokens // self.page_tokens, lease.prompt_pages))
+        self.send_copies()
+
+    def grow(self, lease: Any, pages: int) -> bool:
+        pool = self.gpu.pool
+        missing = pages - self._held_pages(lease)
+        if missing > pool.free and not self.can_evict(missing - pool.free, [], 0):
+            return False
+        if missing > 0:
+            lease.slots = pool.join(lease.slots, self.take(missing, self.residency.now))
+        return True
+
+    def _held_pages(self, lease: UnifiedLease) -> int:
+        """Return the pages of a running request: those of its path, and its own."""
+        return lease.node.depth + lease.node.pages + self.gpu.pool.count(lease.slots)
 
     def finish_request(self, lease: Any) -> None:
         """End a request whose answer is complete: insert what is to be cached of it and give back everything else."""
         residency, prompt_pages = self.residency, lease.prompt_pages
         if self._cache_output:
-            end = count_pages(lease.runs)
-            self.enter(lease, lease.runs, prompt_pages)
+            held = self._held_pages(lease)
+            runs = split_extents(lease.runs, held)[0]
+            end = count_pages(runs)
+            self.enter(lease, runs, prompt_pages)
             if end > prompt_pages:
                 now = residency.tick(residency.now)
                 for node in lease.node.path():
@@ -207,12 +233,14 @@ class UnifiedNodeCache(MovingNodeCache):
         """Compute a prompt from page ``done`` on, chunk by chunk, and insert each."""
         prompt_pages = lease.prompt_pages
         total = max(prompt_pages, -(-lease.request.prompt_tokens // self.page_tokens))
-        counted = 0
         while True:
             done = min(done + self._chunk_pages, total)
-            end = min(done, prompt_pages)
-            self.enter(lease, split_extents(lease.runs, end)[0], counted)
+            self._enter_chunk(lease, min(done, prompt_pages))
             if done == total:
                 break
-            counted = end
         self.send_copies()
+
+    def _enter_chunk(self, lease: UnifiedLease, end: int) -> None:
+        """Enter the first ``end`` pages of a prompt."""
+        self.enter(lease, split_extents(lease.runs, end)[0], lease.counted_pages)
+        lease.counted_pages = end

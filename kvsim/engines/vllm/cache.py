@@ -7,6 +7,7 @@ from kvsim.core.tier import Edge, Tier
 from kvsim.core.tree import RadixTree
 from kvsim.engines.vllm.block_pool import BlockLease, BlockPool
 from kvsim.engines.vllm.offload import OffloadCounts, OffloadTier, use_at_once
+from kvsim.pages.extents import split_extents
 from kvsim.policies.eviction.offload_order import OffloadUse
 
 
@@ -24,6 +25,12 @@ class VLLMCache(Server):
 
     def serve(self, request: Request, pages: int, now: float) -> BlockLease | None:
         """Match, admit with room for ``pages`` pages in all, load and store. Without room, return None; at most cut a node."""
+        lease = self.begin(request, pages, pages, now)
+        if lease is not None and lease.rest:
+            self.pool.name(lease, lease.rest)
+        return lease
+
+    def begin(self, request: Request, pages: int, in_all: int, now: float) -> BlockLease | None:
         usable = request.lookup_pages(self.page_tokens) if self._recompute_last_token else request.prompt_pages
         pool = self.pool
         path, rest = pool.match(request.runs, usable)
@@ -33,14 +40,23 @@ class VLLMCache(Server):
         lease = BlockLease(request, pool.gpu, pool.residency.tree.root)
         pool.hold(lease, path, now)
         pool.take(lease, pages - hit_pages)
-        if rest:
-            pool.name(lease, rest)
+        lease.rest = rest
         if self.offload is None:
             lease.hits = hit_pages, 0, 0
         else:
             lease.offload = use = OffloadUse(request.runs)
             lease.hits = hit_pages, use_at_once(self.offload, use, hit_pages, usable), 0
         return lease
+
+    def begin_chunk(self, lease: BlockLease, tokens: int) -> None:
+        pages = tokens // self.page_tokens - lease.node.depth - lease.node.pages
+        if pages > 0 and lease.rest:
+            extents, lease.rest = split_extents(lease.rest, pages)
+            self.pool.name(lease, extents)
+
+    def grow(self, lease: BlockLease, pages: int) -> bool:
+        missing = pages - lease.held_pages
+        return missing <= 0 or self.pool.take(lease, missing)
 
     @property
     def tree(self) -> RadixTree:
@@ -51,7 +67,9 @@ class VLLMCache(Server):
         """End a request whose answer is complete: name the full pages of the answer, if it is cached; the pages that the request
         used become the most recent."""
         if self._cache_output and lease.request.output_runs:
-            self.pool.name(lease, lease.request.output_runs)
+            left = lease.held_pages - lease.node.depth - lease.node.pages
+            if answer := split_extents(lease.request.output_runs, left)[0]:
+                self.pool.name(lease, answer)
         self.pool.finish(lease)
         if self.offload is not None:
             self.offload.finish(lease.offload)

@@ -90,11 +90,11 @@ def _of_runs(simulated: Sequence[Recording], measured: Sequence[Recording], tole
         values = [[table[name][1] for table in tables_of] for tables_of in tables]
         known = [[value for value in some if value is not None] for some in values]
         if [len(some) for some in known] == [len(some) for some in values]:
-            figures.append(_figure(name, unit, known, *_interval(unit, known), _tolerance(name, tolerances)))
+            figures.append(_figure(name, unit, known, *interval_of(unit, known), _tolerance(name, tolerances)))
     return figures
 
 
-def _interval(unit: str, values: Sequence[Sequence[float]]) -> tuple[Interval, bool]:
+def interval_of(unit: str, values: Sequence[Sequence[float]]) -> tuple[Interval, bool]:
     """Return the distance of two samples with its interval, and whether it is off.
 
     Shares are subtracted. Anything else is compared by the ratio of geometric means, less 1: durations vary by factors. Where

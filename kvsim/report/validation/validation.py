@@ -1,6 +1,6 @@
 """Compares a run in simulated time with the same run on real hardware, and checks the differences against tolerances."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +201,7 @@ def tables(record: RunRecord) -> list[Table]:
         Table("Times in seconds", ("", *both, "error"), times),
         Table("Links", ("", *both, "error"), moved),
         step_table([record["hardware"]]),
-        Table("Tolerances", ("", "measured", "required", ""), [_verdict(check) for check in record["checks"]]),
+        tolerance_table(record["checks"]),
     ]
     return [table for table in drawn if table.rows]
 
@@ -209,6 +209,11 @@ def tables(record: RunRecord) -> list[Table]:
 def _row(name: str, pair: Mapping[str, Any], scale: float = 1.0) -> tuple[str, ...]:
     values = (None if pair[key] is None else pair[key] / scale for key in ("simulated", "hardware"))
     return (name, *map(_number, values), _signed(pair["error"]))
+
+
+def tolerance_table(checks: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the checks with their verdicts."""
+    return Table("Tolerances", ("", "measured", "required", ""), [_verdict(check) for check in checks])
 
 
 def _verdict(check: Mapping[str, Any]) -> tuple[str, ...]:
@@ -235,8 +240,8 @@ def render_validation(record: RunRecord) -> str:
     )  # fmt: skip
 
 
-def scatter(simulated: list[float | None], measured: list[float | None]) -> Figure:
-    """Draw each request's time on hardware (x) and simulated (y), in seconds, and the line where both are equal."""
+def scatter(simulated: list[float | None], measured: list[float | None], where: str = "on hardware") -> Figure:
+    """Draw each request's time in reality (x), ``where``, and simulated (y), in seconds, and the line where both are equal."""
     pairs = [(real, expected) for real, expected in zip(measured, simulated, strict=True) if real and expected]
     times = [time for pair in pairs for time in pair]
     ends = [min(times), max(times)] if times else [1e-3, 1.0]
@@ -247,6 +252,6 @@ def scatter(simulated: list[float | None], measured: list[float | None]) -> Figu
     }  # fmt: skip
     axis = {"type": "log", "rangemode": "normal"}
     return laid_out(
-        [equal, requests], "on hardware (s)", "simulated (s)", "", x_axis={"type": "log"}, y_axis=axis, height=460,
+        [equal, requests], f"{where} (s)", "simulated (s)", "", x_axis={"type": "log"}, y_axis=axis, height=460,
         hovermode="closest",
     )  # fmt: skip

@@ -1,0 +1,24 @@
+"""Serves an emulator on a port."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from kvsim.emulation.emulator import Emulator
+from kvsim.emulation.http_server import Handler, HttpServer
+
+
+@asynccontextmanager
+async def serving(emulator: Emulator, handler: Handler, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
+    """Answer requests with ``handler``, mostly that of an interface over the emulator, while the block runs; yields the port.
+
+    An error of the emulator ends the block. Raises OSError if the port cannot be had.
+    """
+    server = HttpServer(handler)
+    try:
+        async with asyncio.TaskGroup() as group:
+            clock = group.create_task(emulator.run())
+            yield await server.start(host, port)
+            clock.cancel()
+    finally:
+        await server.close()

@@ -1,0 +1,117 @@
+"""Simulations and replays as a client would have seen them, and what a client saw as a replay needs it."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from kvsim.engine.columns import hit_tokens, prompt_tokens
+from kvsim.engine.outcome import REJECTED as IS_REJECTED
+from kvsim.engine.outcome import Outcome
+from kvsim.hardware.tier_kinds import GPU_MEMORY, HOST_MEMORY, kind_of
+from kvsim.replaying.observed import Moments
+from kvsim.results.observed import ObservedRun
+
+REJECTED = "rejected"
+"""Why a request of a simulation has failed."""
+SAME_STEP_S = 0.002
+"""Admissions that follow one another within this time belong to one step: steps take longer, and clocks are no better."""
+MEDIA: Mapping[str, str] = {GPU_MEMORY: "device", HOST_MEMORY: "host"}
+"""What servers call the medium of a tier; every other one is ``storage``."""
+
+
+def as_observed(outcome: Outcome, source: str) -> ObservedRun:
+    """Return a run of kvsim's as a client would have seen it. A request that was rejected has failed."""
+    tokens = hit_tokens(outcome)
+    is_rejected = outcome.status == IS_REJECTED
+    outputs = np.array([max(request.output_tokens, 1) for request in outcome.requests], dtype=np.int64)
+    first_s = outcome.arrival_s + outcome.ttft_s
+    return ObservedRun(
+        source=source,
+        client="kvsim simulate",
+        due_s=outcome.arrival_s,
+        sent_s=outcome.arrival_s,
+        first_token_s=first_s,
+        end_s=outcome.arrival_s + outcome.e2e_s,
+        token_gaps_s=[np.empty(0)] * len(outputs),
+        prompt_tokens=prompt_tokens(outcome),
+        output_tokens=outputs,
+        cached_tokens=tokens.sum(axis=1),
+        tier_tokens=_by_medium(outcome, tokens),
+        queued_s=outcome.columns["queue_s"],
+        errors=[REJECTED if one else None for one in is_rejected.tolist()],
+    )
+
+
+def among_all(run: ObservedRun, was_played: np.ndarray) -> ObservedRun:
+    """Return a run of some of the requests as one of all: the others have failed, and nothing is known of them."""
+    places = np.flatnonzero(was_played).tolist()
+
+    def whole(values: np.ndarray, missing: float = 0) -> np.ndarray:
+        found = np.full(len(was_played), missing, dtype=values.dtype)
+        found[places] = values
+        return found
+
+    gaps_s: list[np.ndarray] = [np.empty(0)] * len(was_played)
+    errors: list[str | None] = ["not played"] * len(was_played)
+    for place, gap_s, error in zip(places, run.token_gaps_s, run.errors, strict=True):
+        gaps_s[place], errors[place] = gap_s, error
+    return replace(
+        run,
+        due_s=whole(run.due_s, np.nan),
+        sent_s=whole(run.sent_s, np.nan),
+        first_token_s=whole(run.first_token_s, np.nan),
+        end_s=whole(run.end_s, np.nan),
+        token_gaps_s=gaps_s,
+        prompt_tokens=whole(run.prompt_tokens),
+        output_tokens=whole(run.output_tokens),
+        cached_tokens=whole(run.cached_tokens),
+        tier_tokens={medium: whole(tokens) for medium, tokens in run.tier_tokens.items()},
+        queued_s=whole(run.queued_s, np.nan),
+        errors=errors,
+    )
+
+
+def _by_medium(outcome: Outcome, tokens: np.ndarray) -> dict[str, np.ndarray]:
+    """Return hit tokens by medium, of the media that the run has."""
+    found: dict[str, np.ndarray] = {}
+    for column, name in enumerate(outcome.tier_names):
+        if name in outcome.tiers:
+            medium = MEDIA.get(kind_of(name).medium, "storage")
+            found[medium] = found.get(medium, 0) + tokens[:, column]
+    return found
+
+
+def moments_of(run: ObservedRun) -> Moments:
+    """Return when what happened to the requests that succeeded, as far as it is known.
+
+    Without a time in the queue, a request counts as admitted when its first token came: its order is then known, but not that
+    other requests were looked up while its prompt was computed. Without the time of each token, they came evenly.
+    """
+    has_failed = np.array([error is not None for error in run.errors], dtype=bool)
+    admitted_s = np.where(np.isnan(run.queued_s), run.first_token_s, run.sent_s + run.queued_s)
+    admitted_s = np.minimum(_together(admitted_s), run.first_token_s)
+    tokens_s = [_tokens_s(run, number) for number in range(len(admitted_s))]
+    return Moments(admitted_s=np.where(has_failed, np.nan, admitted_s), tokens_s=tokens_s)
+
+
+def _together(admitted_s: np.ndarray) -> np.ndarray:
+    """Return times of admission that are the same for requests of the same step, which then count in the order of the trace.
+
+    Times in the queue count from when the server had a request, a little after it was sent, and not equally much for all.
+    """
+    order = np.argsort(admitted_s, kind="stable")
+    sorted_s = admitted_s[order]
+    begins = np.concatenate(([True], ~(np.diff(sorted_s) <= SAME_STEP_S)))
+    same = np.empty_like(sorted_s)
+    same[order] = sorted_s[begins][np.cumsum(begins) - 1]
+    return same
+
+
+def _tokens_s(run: ObservedRun, number: int) -> np.ndarray:
+    """Return when each token of an answer came."""
+    tokens, gaps_s = max(1, int(run.output_tokens[number])), run.token_gaps_s[number]
+    first_s, end_s = float(run.first_token_s[number]), float(run.end_s[number])
+    if len(gaps_s) == tokens - 1:
+        return np.concatenate(([first_s], first_s + np.cumsum(gaps_s)))
+    return np.linspace(first_s, end_s, tokens)

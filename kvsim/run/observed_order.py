@@ -1,0 +1,19 @@
+"""Hits of a plan's cache if requests are admitted, and overlap, as they did in a real run."""
+
+from kvsim.core.request import Request
+from kvsim.engine.outcome import Outcome
+from kvsim.plans.plan import Plan
+from kvsim.plans.policy_errors import policies_named
+from kvsim.replaying.observed import Moments, ObservedReplay
+from kvsim.run.assembly import build_setup, build_tiers
+from kvsim.run.play import build_server, check_answers, with_known_answers
+
+
+@policies_named
+def replay_observed(plan: Plan, requests: list[Request], moments: Moments) -> Outcome:
+    """Replay requests by the moments of a real run. Raises UsageError."""
+    plan = with_known_answers(plan.with_own_policies(), requests)
+    check_answers(plan, requests)
+    graph = build_tiers(plan, requests)
+    server = build_server(plan, build_setup(plan, graph, requests), requests, None)
+    return ObservedReplay(server, plan.replay, plan.engine.max_batch_tokens).run_observed(requests, moments)

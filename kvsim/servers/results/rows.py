@@ -1,0 +1,101 @@
+"""What a client's file says of each request, and the run that this makes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import nan
+from pathlib import Path
+
+import numpy as np
+
+from kvsim.core.request import Request
+from kvsim.errors import UsageError
+from kvsim.results.observed import NOT_TOLD, ObservedRun
+
+ARRIVALS_STAND_IN = "the file does not say when requests were sent: the trace's arrivals stand in"
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """A request, with times in seconds. None and NaN: the file does not say."""
+
+    sent_s: float = nan
+    ttft_s: float = nan
+    """Time to first token, from sending it."""
+    e2e_s: float = nan
+    """Time to the end of its answer, from sending it."""
+    gaps_s: Sequence[float] = ()
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    tier_tokens: Mapping[str, int] = field(default_factory=dict)
+    queued_s: float = nan
+    error: str | None = None
+
+
+def observed(path: Path, client: str, rows: Sequence[Row], requests: Sequence[Request]) -> ObservedRun:
+    """Return the run of rows that are in the order of the trace's requests. Raises UsageError if there are more or fewer.
+
+    Servers leave out cached tokens that are 0, so a request of which nothing is said has 0 if others are said to have some. What
+    a client says of the times of a failed request is left out: some write 0.
+    """
+    check_count(path, len(rows), len(requests))
+    has_failed = np.array([row.error is not None for row in rows])
+    sent_s, notes = _sent(rows, requests)
+    cached = _counts([row.cached_tokens for row in rows], has_failed)
+    media = dict.fromkeys(medium for row in rows for medium in row.tier_tokens)
+    lengths = _filled([row.prompt_tokens for row in rows], [request.prompt_tokens for request in requests])
+    notes += _other_lengths(lengths[~has_failed], requests, np.flatnonzero(~has_failed))
+    return ObservedRun(
+        source=str(path),
+        client=client,
+        due_s=sent_s,
+        sent_s=sent_s,
+        first_token_s=sent_s + np.array([row.ttft_s if row.error is None else nan for row in rows]),
+        end_s=sent_s + np.array([row.e2e_s if row.error is None else nan for row in rows]),
+        token_gaps_s=[np.array(row.gaps_s, dtype=np.float64) for row in rows],
+        prompt_tokens=lengths,
+        output_tokens=_filled([row.output_tokens for row in rows], [request.output_tokens for request in requests]),
+        cached_tokens=cached,
+        tier_tokens={medium: _counts([row.tier_tokens.get(medium, 0) for row in rows], has_failed) for medium in media},
+        queued_s=np.array([row.queued_s for row in rows]),
+        errors=[row.error for row in rows],
+        notes=notes,
+    )
+
+
+def check_count(path: Path, rows: int, requests: int) -> None:
+    """Raise UsageError unless a file has as many requests as the trace."""
+    if rows != requests:
+        hint = f"set trace.limit={rows}" if rows < requests else "choose the trace that was sent, and no trace.limit"
+        raise UsageError(f"results: {path} has {rows} requests, but the trace has {requests}: {hint}")
+
+
+def _sent(rows: Sequence[Row], requests: Sequence[Request]) -> tuple[np.ndarray, list[str]]:
+    """Return when each request was sent, counted from the first one, and a note if the file does not say that."""
+    sent_s = np.array([row.sent_s for row in rows], dtype=np.float64)
+    if np.isnan(sent_s).all():
+        arrivals = np.array([request.arrival_s for request in requests], dtype=np.float64)
+        return arrivals - arrivals.min(initial=np.inf), [ARRIVALS_STAND_IN]
+    return sent_s - np.nanmin(sent_s), []
+
+
+def _counts(values: Sequence[int | None], has_failed: np.ndarray) -> np.ndarray:
+    """Return counts, NOT_TOLD of requests that failed and, if no value is known, of all."""
+    if all(value is None for value in values):
+        return np.full(len(values), NOT_TOLD, dtype=np.int64)
+    return np.where(has_failed, NOT_TOLD, np.array([value or 0 for value in values], dtype=np.int64))
+
+
+def _filled(values: Sequence[int | None], expected: Sequence[int]) -> np.ndarray:
+    """Return values, those that are not known as they are expected to be."""
+    return np.array([one if value is None else value for value, one in zip(values, expected, strict=True)], dtype=np.int64)
+
+
+def _other_lengths(lengths: np.ndarray, requests: Sequence[Request], places: np.ndarray) -> list[str]:
+    """Return a note if prompts are not as long as in the trace."""
+    expected = np.array([requests[place].prompt_tokens for place in places], dtype=np.int64)
+    differing = lengths != expected
+    if not differing.any():
+        return []
+    most = int(np.abs(lengths - expected).max())
+    return [f"{int(differing.sum())} prompts are not as long as in the trace, by up to {most} tokens: hits differ for that alone"]

@@ -1,0 +1,80 @@
+"""The file of SGLang's ``bench_serving --output-details``: a JSON object a run, one a line.
+
+Its lists have the requests in the client's order, which is the trace's. ``--cache-report`` adds cached tokens, by tier. It does
+not say when requests were sent.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvsim.core.request import Request
+from kvsim.errors import UsageError
+from kvsim.results.observed import ObservedRun, ServerFacts
+from kvsim.servers.results.rows import Row, observed
+
+MEDIA = ("device", "host", "storage")
+
+
+class Run(msgspec.Struct):
+    """The fields that are read; times in seconds."""
+
+    input_lens: list[int]
+    output_lens: list[int]
+    ttfts: list[float]
+    itls: list[list[float]]
+    errors: list[str]
+    cached_tokens: list[int] = []
+    cached_tokens_details: list[dict[str, Any] | None] = []
+
+
+def recognises(document: Mapping[str, Any]) -> bool:
+    return "backend" in document and "dataset_name" in document and "completed" in document
+
+
+def facts(document: Mapping[str, Any]) -> ServerFacts | None:
+    """Return the flags that the client has asked the server for; None if it has no such answer."""
+    flags = document.get("server_info")
+    if not isinstance(flags, Mapping) or not flags:
+        return None
+    sizes = {name: flags[name] if isinstance(flags.get(name), int) else None for name in ("page_size", "max_total_num_tokens")}
+    return ServerFacts(
+        engine="sglang",
+        version=str(flags["version"]) if "version" in flags else None,
+        model=str(flags["model_path"]) if "model_path" in flags else None,
+        page_tokens=sizes["page_size"],
+        capacity_tokens=sizes["max_total_num_tokens"],
+        settings={name: value for name, value in flags.items() if not isinstance(value, dict | list)},
+    )
+
+
+def read(path: Path, documents: Sequence[Mapping[str, Any]], requests: Sequence[Request]) -> list[ObservedRun]:
+    """Return the run of each object. Raises UsageError for a file without details."""
+    runs = []
+    for document in documents:
+        if "ttfts" not in document:
+            raise UsageError(f"results: {path} has no details of requests: repeat bench_serving with --output-details")
+        run = msgspec.convert(document, Run)
+        rows = [_row(run, number) for number in range(len(run.input_lens))]
+        runs.append(observed(path, "sglang bench", rows, requests))
+    return runs
+
+
+def _row(run: Run, number: int) -> Row:
+    try:
+        ttft_s, gaps_s = run.ttfts[number], run.itls[number]
+        details = run.cached_tokens_details[number] if run.cached_tokens_details else None
+        return Row(
+            ttft_s=ttft_s,
+            e2e_s=ttft_s + sum(gaps_s),
+            gaps_s=gaps_s,
+            prompt_tokens=run.input_lens[number],
+            output_tokens=run.output_lens[number],
+            cached_tokens=run.cached_tokens[number] if run.cached_tokens else None,
+            tier_tokens={medium: int(details[medium]) for medium in MEDIA if details.get(medium)} if details else {},
+            error=run.errors[number] or None,
+        )
+    except IndexError:
+        raise msgspec.ValidationError(f"its lists are not of the same length (request {number})") from None

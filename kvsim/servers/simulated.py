@@ -1,0 +1,194 @@
+"""How a server is simulated: the settings of kvsim for what it says of itself, and its requests as they were sent."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+
+from kvsim.core.request import Request
+from kvsim.errors import UsageError
+from kvsim.results.observed import ObservedRun, ServerFacts
+from kvsim.settings.unused_settings import given, keys_of
+
+CLOSE_S = 0.001
+"""Times that are no further apart are those of the trace."""
+IN_PLACES = "Simulated requests arrive when the one has ended whose place they took in the first run."
+AS_SENT = "The client did not keep the trace's times: simulated requests arrive when those of the first run were sent."
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag of a server, by the name that it has in ``ServerFacts.settings``, and the setting that plays it."""
+
+    name: str
+    key: str
+    text: Callable[[Any], str | None] = str
+    """The setting's value for the flag's; None: the default is right."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What plays an engine."""
+
+    preset: str
+    flags: Sequence[Flag]
+    host_preset: str = ""
+    """The preset with a CPU tier, for a server that says how large its own is; empty: such a tier must be set by the user."""
+    cache_flag: tuple[str, bool] = ("", True)
+    """The flag that switches the cache off, and its value then."""
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    """By flag that is set, a line on what is not simulated."""
+
+
+def _positive(value: Any) -> str | None:
+    return str(value) if isinstance(value, int) and value > 0 else None
+
+
+def _switch(if_true: str | None, if_false: str | None = None) -> Callable[[Any], str | None]:
+    return lambda value: if_true if value is True else if_false if value is False else None
+
+
+def _one_of(**words: str) -> Callable[[Any], str | None]:
+    return lambda value: words.get(str(value).replace("-", "_"))
+
+
+ENGINES: Mapping[str, Engine] = {
+    "vllm": Engine(
+        preset="vllm",
+        flags=(
+            Flag("scheduler_config.max_num_batched_tokens", "engine.max_batch_tokens", _positive),
+            Flag("scheduler_config.max_num_seqs", "engine.max_running_requests", _positive),
+            Flag("scheduler_config.async_scheduling", "rules.loop", _switch("overlap", "plain")),
+            Flag("parallel_config.tensor_parallel_size", "hardware.gpus", _positive),
+        ),
+        cache_flag=("cache_config.enable_prefix_caching", False),
+        unknown={
+            "kv_transfer_config.kv_connector": "the server has a KV connector: for its CPU offloading, set preset=vllm_offload "
+            "and tiers.cpu.capacity"
+        },
+    ),
+    "sglang": Engine(
+        preset="sglang",
+        flags=(
+            Flag("chunked_prefill_size", "engine.max_batch_tokens", _positive),
+            Flag("max_running_requests", "engine.max_running_requests", _positive),
+            Flag("disable_overlap_schedule", "rules.loop", _switch("plain", "overlap")),
+            Flag("enable_mixed_chunk", "rules.mixed_chunk", _switch("true")),
+            Flag("max_prefill_tokens", "rules.max_prefill_tokens", _positive),
+            Flag("schedule_conservativeness", "rules.schedule_conservativeness"),
+            Flag("schedule_policy", "scheduling", _one_of(fcfs="fcfs", lpm="longest_prefix", dfs_weight="dfs_weight")),
+            Flag("tp_size", "hardware.gpus", _positive),
+            Flag(
+                "hicache_write_policy",
+                "placement",
+                _one_of(
+                    write_through="write_through", write_through_selective="write_through_selective", write_back="write_back"
+                ),
+            ),
+        ),
+        host_preset="sglang_hicache",
+        cache_flag=("disable_radix_cache", True),
+        unknown={"hicache_storage_backend": "the server has storage below its host memory, which is not simulated in time"},
+    ),
+}
+
+
+def overrides_of(facts: ServerFacts, overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the overrides that make kvsim play a server, and notes on where it cannot.
+
+    What the user's own ``overrides`` set stays as it is; a line notes each that differs from what the server says. Raises
+    UsageError for a server without a cache.
+    """
+    keys, notes = keys_of(overrides), list[str]()
+    engine = ENGINES.get(facts.engine)
+    own_preset = next((line.partition("=")[2] for line in overrides if line.startswith("preset=")), None)
+    wanted = dict[str, str]()
+    if engine is not None:
+        name, off = engine.cache_flag
+        if str(facts.settings.get(name)).lower() == str(off).lower():
+            raise UsageError(f"the server has its prefix cache switched off ({name}): start it with the cache")
+        if not given(keys, "rules"):
+            wanted["preset"] = engine.host_preset if engine.host_preset and facts.host_capacity_tokens else engine.preset
+        wanted |= _of_flags(engine, facts, own_preset, keys)
+        notes += [line for flag, line in engine.unknown.items() if facts.settings.get(flag)]
+    for key, tokens in (("tiers.gpu.capacity", facts.capacity_tokens), ("tiers.cpu.capacity", facts.host_capacity_tokens)):
+        if tokens:
+            wanted[key] = f"{tokens}tokens"
+    if facts.page_tokens:
+        wanted["page_tokens"] = str(facts.page_tokens)
+    found = {key.lstrip("+~"): value for key, _, value in (line.partition("=") for line in overrides)}
+    differing = {key: value for key, value in wanted.items() if key in found and found[key] != value and key != "preset"}
+    notes += [f"{key}={found[key]} is simulated, but the server has {value}" for key, value in differing.items()]
+    return [f"{key}={value}" for key, value in wanted.items() if not given(keys, key)], notes
+
+
+def _of_flags(engine: Engine, facts: ServerFacts, preset: str | None, keys: set[str]) -> dict[str, str]:
+    """Return the settings for the server's flags: those of rules only if the rules are the engine's, those of placement only
+    with a CPU tier."""
+    is_own = preset is None or preset.startswith(engine.preset)
+    found = {}
+    for flag in engine.flags:
+        applies = is_own and not given(keys, "rules") or not flag.key.startswith("rules.")
+        if flag.name in facts.settings and applies and (flag.key != "placement" or facts.host_capacity_tokens):
+            text = flag.text(facts.settings[flag.name])
+            if text is not None:
+                found[flag.key] = text
+    return found
+
+
+def as_played(requests: Sequence[Request], run: ObservedRun) -> tuple[list[Request], str]:
+    """Return requests with the arrivals that they had in a run, from 0 on, and a line if these are not the trace's.
+
+    If the client kept to the trace's times, a request that follows another one follows it in the simulation, too. In a closed
+    loop, a request follows the one whose place it took in the run. Otherwise, each arrives when it was sent.
+    """
+    if run.concurrency is not None:
+        return _in_places(
+            requests, run
+        ), "Simulated requests arrive when the one has ended whose place they took in the first run."
+    arrivals_s = np.array([request.arrival_s for request in requests], dtype=np.float64)
+    is_root = np.array([request.after < 0 for request in requests], dtype=bool)
+    arrivals_s = (arrivals_s - arrivals_s[is_root].min(initial=np.inf)) / run.speed
+    known = is_root & ~np.isnan(run.due_s)
+    if np.allclose(run.due_s[known], arrivals_s[known], rtol=0.0, atol=CLOSE_S):
+        times = zip(requests, arrivals_s.tolist(), strict=True)
+        return [replace(one, arrival_s=max(0.0, at_s), delay_s=one.delay_s / run.speed) for one, at_s in times], ""
+    played = [
+        replace(one, arrival_s=at_s, after=-1, delay_s=0.0) for one, at_s in zip(requests, _sent_s(run).tolist(), strict=True)
+    ]
+    return played, AS_SENT
+
+
+def _sent_s(run: ObservedRun) -> np.ndarray:
+    """Return when each request was sent or, if it was not, should have been."""
+    times: np.ndarray = np.where(
+        np.isnan(run.sent_s), np.where(np.isnan(run.due_s), np.nanmax(run.sent_s), run.due_s), run.sent_s
+    )
+    return times
+
+
+def _in_places(requests: Sequence[Request], run: ObservedRun) -> list[Request]:
+    """Return the requests of a closed loop: each follows the one that ended last before it was sent and has no follower yet."""
+    sent_s, end_s = _sent_s(run).tolist(), run.end_s.tolist()
+    played = list(requests)
+    ended: list[int] = []
+    running: list[tuple[float, int]] = []
+    for number in sorted(range(len(played)), key=lambda number: (sent_s[number], number)):
+        while running and running[0][0] <= sent_s[number]:
+            ended.append(heappop(running)[1])
+        before = ended.pop() if ended else -1
+        delay_s = sent_s[number] - end_s[before] if before >= 0 else 0.0
+        played[number] = replace(played[number], arrival_s=sent_s[number], after=before, delay_s=delay_s)
+        if end_s[number] == end_s[number]:
+            heappush(running, (end_s[number], number))
+    return played
+
+
+def only(requests: Sequence[Request], is_kept: Sequence[bool]) -> list[Request]:
+    """Return some requests, numbered anew. One whose predecessor is left out follows none: it arrives at its own time."""
+    numbers = {number: place for place, number in enumerate(number for number, kept in enumerate(is_kept) if kept)}
+    return [
+        replace(requests[number], index=place, after=numbers.get(requests[number].after, -1)) for number, place in numbers.items()
+    ]

@@ -1,0 +1,67 @@
+"""What an emulator takes, and what it makes of it."""
+
+import asyncio
+
+import pytest
+
+from kvsim.emulation.emulator import Emulator, Served
+from kvsim.errors import UsageError
+from kvsim.pages.extents import count_pages
+from tests.servers.emulated import plan_of
+
+OVERRIDES = ("preset=vllm", "tiers.gpu.capacity=100pages")
+
+
+async def served_of(*prompts: list[int], speed: float = 1000.0) -> list[Served]:
+    """Requests of these prompts, one after another, each with an answer of 20 tokens."""
+    emulator = Emulator(plan_of(OVERRIDES), speed)
+    clock = asyncio.create_task(emulator.run())
+    for prompt in prompts:
+        served = emulator.submit(prompt, 20)
+        while not served.is_ended:
+            served.news.clear()
+            await asyncio.wait_for(served.news.wait(), 10)
+    assert emulator.unfinished == 0
+    clock.cancel()
+    return emulator.served
+
+
+def test_prompts_share_pages_as_far_as_their_tokens_are_equal() -> None:
+    first, second = asyncio.run(served_of(list(range(40)), [*range(32), 99, 98]))
+    assert (first.request.prompt_pages, first.request.runs) == (2, ((0, 2),))
+    assert second.request.runs == ((0, 2),) and second.cached_tokens[0] == 32
+    assert first.generated == 20 and first.first_token_s < first.end_s
+
+
+def test_answers_differ_and_have_pages_after_their_prompts() -> None:
+    first, second = asyncio.run(served_of(list(range(40)), list(range(40))))
+    assert first.answer != second.answer
+    assert count_pages(first.request.output_runs or ()) == 1, "59 tokens are three pages"
+    assert first.request.output_runs != second.request.output_runs
+
+
+def test_a_request_that_can_never_run_is_rejected() -> None:
+    (served,) = asyncio.run(served_of(list(range(1700))))
+    assert served.is_rejected and served.generated == 0 and served.cached_tokens == ()
+
+
+def test_pages_are_dropped_only_while_no_request_runs() -> None:
+    async def emptied() -> list[bool]:
+        emulator = Emulator(plan_of(OVERRIDES), 0.001)
+        before = emulator.empty()
+        emulator.submit(list(range(40)), 20)
+        return [before, emulator.empty()]
+
+    assert asyncio.run(emptied()) == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (("substrate=hardware", "page_tokens=16"), "only simulated engines can be emulated"),
+        (("eviction=belady", "tiers.gpu.capacity=100pages"), "Belady is a bound"),
+    ],
+)
+def test_plans_that_cannot_be_emulated_are_refused(overrides: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        Emulator(plan_of(overrides))

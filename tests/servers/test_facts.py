@@ -1,0 +1,75 @@
+"""What servers say of themselves, as far as they do."""
+
+import asyncio
+
+import pytest
+
+from kvsim.errors import UsageError
+from kvsim.servers.dialects import vllm
+from kvsim.servers.dialects.vllm import Vllm
+from kvsim.servers.http import Http
+from kvsim.servers.play import get_to_know, read_facts
+from kvsim.servers.settings import ServerSettings
+from tests.servers.stub import MODELS, answering
+
+METRICS = """\
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="101"} 1.0
+vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="101"} 1.0
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0"} 3.0
+"""
+
+
+def test_engines_with_a_cache_each_are_counted() -> None:
+    async def engines(url: str) -> tuple[int, int | None]:
+        settings = ServerSettings(url=url)
+        async with Http(url, 5.0) as http:
+            _, known = await get_to_know(http, settings)
+        return known.engines, known.facts.capacity_tokens
+
+    with answering({"/v1/models": MODELS, "/metrics": METRICS, "/version": {"version": "0.25.1"}}) as url:
+        assert asyncio.run(engines(url)) == (2, 1600), "the capacity is that of one engine"
+
+
+def test_a_busy_server_may_not_have_emptied_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "LOOK_S", 0.001)
+
+    async def doubt(url: str) -> str:
+        async with Http(url, 5.0) as http:
+            return await Vllm().reset(http)
+
+    with answering({"/metrics": METRICS, "/reset_prefix_cache": 200}) as url:
+        assert "vLLM had 3 other requests" in asyncio.run(doubt(url))
+    with answering({"/reset_prefix_cache": 200}) as url:
+        assert asyncio.run(doubt(url)) == ""
+
+
+def test_an_older_sglang_is_asked_by_the_older_name() -> None:
+    models = {"data": [{"id": "m", "owned_by": "sglang"}]}
+    info = {"page_size": 4, "max_total_num_tokens": 400, "version": "0.4", "internal_states": [{}]}
+    with answering({"/v1/models": models, "/get_server_info": info}) as url:
+        facts = read_facts(ServerSettings(url=url))
+    assert (facts.engine, facts.page_tokens, facts.capacity_tokens, facts.version) == ("sglang", 4, 400, "0.4")
+    assert "internal_states" not in facts.settings
+
+
+def test_pages_that_are_no_metrics_say_nothing() -> None:
+    with answering({"/v1/models": MODELS, "/metrics": "<html>welcome</html>", "/version": "0.1"}) as url:
+        facts = read_facts(ServerSettings(url=url))
+    assert (facts.engine, facts.version, facts.page_tokens, facts.capacity_tokens) == ("vllm", None, None, None)
+
+
+@pytest.mark.parametrize("models", [{}, {"data": None}, {"data": [1, {"owner": "vllm"}]}, "text"])
+def test_a_server_that_lists_no_models_needs_their_name(models: object) -> None:
+    with answering({"/v1/models": models}) as url:
+        with pytest.raises(UsageError, match="does not list its models: set model"):
+            read_facts(ServerSettings(url=url))
+        assert read_facts(ServerSettings(url=url, model="mine")).model == "mine"
+
+
+def test_a_server_that_wants_a_key_says_so_and_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering({"/v1/models": 401}) as url, pytest.raises(UsageError, match=r"wants a key \(HTTP 401\): set KVSIM_API_KEY"):
+        read_facts(ServerSettings(url=url))
+    monkeypatch.setenv("KVSIM_API_KEY", "secret")
+    assert Http("http://127.0.0.1:1", 5.0)._client.headers["Authorization"] == "Bearer secret"

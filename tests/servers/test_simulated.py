@@ -1,0 +1,108 @@
+"""What a server says of itself, as settings of kvsim; and its requests, as they were sent."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvsim.errors import UsageError
+from kvsim.results.observed import ServerFacts
+from kvsim.servers.simulated import as_played, only, overrides_of
+from tests.report.servers.observed_runs import observed
+from tests.workloads import make_request
+
+VLLM = {
+    "scheduler_config.max_num_batched_tokens": 2048, "scheduler_config.max_num_seqs": 64,
+    "scheduler_config.async_scheduling": True, "cache_config.enable_prefix_caching": "True",
+}  # fmt: skip
+SGLANG = {
+    "chunked_prefill_size": 4096, "max_running_requests": None, "disable_overlap_schedule": True, "schedule_policy": "dfs-weight",
+    "enable_mixed_chunk": False, "hicache_write_policy": "write_back", "disable_radix_cache": False, "tp_size": 2,
+}  # fmt: skip
+
+
+def facts(engine: str, settings: dict[str, Any], **more: Any) -> ServerFacts:
+    return ServerFacts(engine=engine, page_tokens=16, capacity_tokens=4000, settings=settings, **more)
+
+
+def test_vllm_is_played_by_its_preset_with_its_own_flags() -> None:
+    found, notes = overrides_of(facts("vllm", VLLM), ["trace=synthetic"])
+    assert found == [
+        "preset=vllm", "engine.max_batch_tokens=2048", "engine.max_running_requests=64", "rules.loop=overlap",
+        "tiers.gpu.capacity=4000tokens", "page_tokens=16",
+    ]  # fmt: skip
+    assert notes == []
+
+
+def test_sglang_with_host_memory_is_played_by_its_hierarchical_cache() -> None:
+    found, _ = overrides_of(facts("sglang", SGLANG, host_capacity_tokens=9000), [])
+    assert found == [
+        "preset=sglang_hicache", "engine.max_batch_tokens=4096", "rules.loop=plain", "scheduling=dfs_weight", "hardware.gpus=2",
+        "placement=write_back", "tiers.gpu.capacity=4000tokens", "tiers.cpu.capacity=9000tokens", "page_tokens=16",
+    ]  # fmt: skip
+    without, _ = overrides_of(facts("sglang", SGLANG), [])
+    assert "preset=sglang" in without and not any(line.startswith(("placement", "tiers.cpu")) for line in without)
+
+
+def test_what_the_user_sets_stays_and_is_noted() -> None:
+    found, notes = overrides_of(facts("vllm", VLLM), ["page_tokens=32", "preset=vllm_offload", "engine.max_batch_tokens=2048"])
+    assert "page_tokens=16" not in found and "preset=vllm" not in found and "rules.loop=overlap" in found
+    assert notes == ["page_tokens=32 is simulated, but the server has 16"]
+    other, _ = overrides_of(facts("vllm", VLLM), ["rules=default"])
+    assert not any(line.startswith(("rules", "preset")) for line in other)
+
+
+def test_an_unknown_server_has_no_preset() -> None:
+    assert overrides_of(ServerFacts(engine="openai"), []) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("engine", "settings"),
+    [("vllm", {"cache_config.enable_prefix_caching": "False"}), ("sglang", {"disable_radix_cache": True})],
+)
+def test_a_server_without_a_cache_is_refused(engine: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="the server has its prefix cache switched off"):
+        overrides_of(facts(engine, settings), [])
+
+
+def test_what_is_not_simulated_is_noted() -> None:
+    _, notes = overrides_of(facts("vllm", {"kv_transfer_config.kv_connector": "OffloadingConnector"}), [])
+    assert notes == ["the server has a KV connector: for its CPU offloading, set preset=vllm_offload and tiers.cpu.capacity"]
+
+
+REQUESTS = [
+    make_request([0], index=0, arrival_s=10.0),
+    make_request([1], index=1, arrival_s=14.0),
+    make_request([2], index=2, arrival_s=20.0, after=0, delay_s=2.0),
+]
+
+
+def test_a_client_that_keeps_the_trace_s_times_is_simulated_by_them() -> None:
+    run = observed([0] * 3, sent_s=[0.0, 2.0, 7.0])
+    run = type(run)(**{name: getattr(run, name) for name in run.__dataclass_fields__} | {"speed": 2.0})
+    played, note = as_played(REQUESTS, run)
+    assert [(one.arrival_s, one.after, one.delay_s) for one in played] == [(0, -1, 0), (2, -1, 0), (5, 0, 1)] and note == ""
+
+
+def test_any_other_client_is_simulated_by_when_it_sent_requests() -> None:
+    run = observed([0] * 3, sent_s=[0.0, 1.0, float("nan")])
+    run.due_s[:] = np.array([0.0, 1.0, 3.0])
+    played, note = as_played(REQUESTS, run)
+    assert [(one.arrival_s, one.after) for one in played] == [(0, -1), (1, -1), (3, -1)]
+    assert note.startswith("The client did not keep the trace's times")
+
+
+def test_a_request_of_a_closed_loop_follows_the_one_whose_place_it_took() -> None:
+    """Two places. The first request ends at 5, the second at 3 (each takes 2 s after its first token)."""
+    requests = [make_request([number], index=number, arrival_s=50.0 - number) for number in range(4)]
+    run = observed([0] * 4, sent_s=[0.0, 0.0, 3.5, 5.0], ttft_s=[3.0, 1.0, 4.0, 4.0])
+    run = type(run)(**{name: getattr(run, name) for name in run.__dataclass_fields__} | {"concurrency": 2})
+    played, note = as_played(requests, run)
+    assert [(one.arrival_s, one.after, one.delay_s) for one in played] == [(0, -1, 0), (0, -1, 0), (3.5, 1, 0.5), (5, 0, 0)]
+    assert note.startswith("Simulated requests arrive when the one has ended")
+
+
+def test_requests_that_were_never_served_are_not_simulated() -> None:
+    kept = only(REQUESTS, [False, True, True])
+    assert [(one.index, one.runs, one.after) for one in kept] == [(0, ((1, 1),), -1), (1, ((2, 1),), -1)]
+    assert [one.after for one in only(REQUESTS, [True, False, True])] == [-1, 0]
