@@ -55,13 +55,18 @@ def test_a_whole_generation_has_tokens_and_tiers(sglang: Emulated) -> None:
     assert again["meta_info"]["finish_reason"] == {"type": "length", "length": 5}
 
 
-def test_a_cache_is_not_flushed_while_requests_run(sglang: Emulated) -> None:
-    asked = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 1500}, "stream": True}
+def test_a_cache_is_not_flushed_while_requests_run() -> None:
+    asked = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 20_000}, "stream": True}
+    with emulated(("preset=sglang", "tiers.gpu.capacity=30000pages"), dialect="sglang") as server:
+        with CLIENT.stream("POST", f"{server.url}/generate", json=asked) as response:
+            next(response.iter_lines())
+            assert CLIENT.post(f"{server.url}/flush_cache").status_code == 400
+
+
+def test_a_cache_is_flushed_when_all_requests_have_ended(sglang: Emulated) -> None:
+    asked = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 5}, "stream": True}
     with CLIENT.stream("POST", f"{sglang.url}/generate", json=asked) as response:
-        lines = response.iter_lines()
-        next(lines)
-        assert CLIENT.post(f"{sglang.url}/flush_cache").status_code == 400
-        assert "data: [DONE]" in list(lines)
+        assert "data: [DONE]" in list(response.iter_lines())
     assert CLIENT.post(f"{sglang.url}/flush_cache").status_code == 200
 
 
