@@ -1,6 +1,6 @@
 """The cache: tracks where pages are stored and decides by its policies. It never waits and never moves a byte."""
 
-from math import inf, isnan, nan
+from math import inf
 
 from kvsim.core.check import Held, check
 from kvsim.core.lease import FINISHED, FIRST, FOR_DECODE, HANDED_OVER, KNOWN, LOOK, LOST, Lease
@@ -259,7 +259,7 @@ class Cache(ServedCache):
         if not self._is_single:
             self.transfers.fill_gaps(lease, now)
         self._add_computed(lease, lease.rest, now)
-        lease.rest, lease.begun_at = (), nan
+        lease.rest, lease.begun_at = (), inf
         return NO_TRANSFERS if self._is_single else self._offer(lease, now)
 
     def _announce_computed(self, lease: Lease, now: float) -> float:
@@ -269,7 +269,7 @@ class Cache(ServedCache):
         """
         residency = self.residency
         now = residency.tick(now)
-        is_first = isnan(lease.begun_at)
+        is_first = lease.begun_at == inf
         if is_first:
             lease.begun_at = now
         if is_first or residency.notices.latest is not lease.request:

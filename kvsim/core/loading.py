@@ -82,7 +82,7 @@ class LowerTiers(Transfers, Lower):
             if source.tier.level > 1:
                 lease.loaded[source.tier.level] += node.pages
             self._take_request_slots(lease, node)
-        loads = list[Transfer]()
+        loads: list[Transfer] = []
         for edge, loaded in by_edge.items():
             if loaded:
                 load = Transfer(edge, loaded, goes_down=False, after=[*fetches.get(edge.lower, NO_TRANSFERS)])

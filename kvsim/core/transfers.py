@@ -51,7 +51,8 @@ class Transfers:
         while True:
             if self.residency.doomed:
                 self._leave_out_doomed(transfer)
-            unplaced, pages = list[Node](), 0
+            unplaced: list[Node] = []
+            pages = 0
             for node in transfer.nodes:
                 if node.slots[index] is None:
                     unplaced.append(node)
@@ -66,8 +67,7 @@ class Transfers:
             self.counts.no_room_pages += pages
             for node in unplaced:
                 self._fail(transfer, node)
-        for node in unplaced:
-            self.residency.place_copy(node, target)
+        self.residency.place_copies(unplaced, target, pages)
         transfer.begun = True
         return RUN
 
@@ -112,12 +112,9 @@ class Transfers:
 
     def finish(self, transfer: Transfer, now: float) -> list[Transfer]:
         follow_ups = self._end(transfer, now)
-        self._tell_ended(transfer)
-        return follow_ups
-
-    def _tell_ended(self, transfer: Transfer) -> None:
         for watch in self.watches:
             watch.ended(transfer)
+        return follow_ups
 
     def _end(self, transfer: Transfer, now: float) -> list[Transfer]:
         """End a transfer all of whose nodes have arrived. Returns the write-downs that follow."""
@@ -217,7 +214,8 @@ class Transfers:
         if unreadable is not None:
             self._give_up_copy(unreadable, transfer.source)
             follow_ups = follow_ups + self.under_way.flush()
-        self._tell_ended(transfer)
+        for watch in self.watches:
+            watch.ended(transfer)
         return follow_ups
 
     def _give_up_copy(self, node: Node, tier: Tier) -> None:

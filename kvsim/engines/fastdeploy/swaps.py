@@ -140,7 +140,7 @@ class Swaps(LowerTiers):
     def store(self, edge: Edge, lease: SwapLease, now: float) -> list[Transfer]:
         """Begin to write a finished request's path to storage, and end the request with that; at once if nothing is written."""
         self._offer(edge, lease.node, now)
-        write: Transfer | None = self.under_way.open(edge) if edge.open is not None else None
+        write = self.under_way.opened.get(edge)
         if write is None:
             self.end(lease)
         else:
