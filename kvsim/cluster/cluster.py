@@ -51,7 +51,8 @@ class Landings(Watch):
         self.env = env
 
     def ended(self, transfer: Transfer) -> None:
-        self.book.landed(transfer, self.env.now)
+        if transfer.done and not transfer.goes_down:
+            self.book.read(transfer, self.env.now)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -170,8 +171,9 @@ class Cluster(Frontend):
         for reset in request.resets:
             if isnan(reset.at_s):
                 self._reset(reset)
-        job = Job(request, self.env.now)
-        self.book.arrived(request, self.env.now)
+        now = self.env.now
+        job = Job(request, now)
+        self.book.arrived(request, now)
         if self.has_engines:
             self.send(job).accept(job)
         else:

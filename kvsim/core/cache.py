@@ -83,8 +83,8 @@ class Cache(ServedCache):
     def _sort_by_tier(self, lease: Lease, pages: int) -> None:
         """Split the path, whose last node may have more than the ``pages`` that match, into pages on the GPU and pages below, and
         cut off what cannot be used now."""
-        path, at, gpu = lease.path, 0, lease.gpu
-        index = gpu.index
+        path, gpu = lease.path, lease.gpu
+        index, at = gpu.index, 0
         for node in path:
             state = node.state[index]
             if state == ABSENT or state == INCOMING and is_gap(node, gpu):
@@ -96,8 +96,7 @@ class Cache(ServedCache):
         lease.gpu_pages = path[at - 1].depth + path[at - 1].pages if at else 0
         view, is_near = self._views[index], True
         below = lease.below = [0] * self._levels
-        while at < len(path):
-            node = path[at]
+        for node in path[at:]:
             source = view.source_of(node)
             if source is None:
                 break
@@ -288,13 +287,13 @@ class Cache(ServedCache):
 
     def _offer(self, lease: Lease, now: float) -> list[Transfer]:
         """Offer the path that a request has used to the placement policies, edge by edge from the top."""
-        edges = self._views[lease.gpu.index].edges
+        view = self._views[lease.gpu.index]
         if not (lease.is_finishing or lease.why in (KNOWN, FOR_DECODE)):
-            for edge in edges:
+            for edge in view.edges:
                 if edge.wants_requests:
                     edge.placement.on_request(lease.request, now)
         prompt = None if lease.is_finishing else lease.request
-        for edge in edges:
+        for edge in view.copying:
             self._write_down.offer_path(lease.node, edge, now, prompt)
         transfers = self._under_way.flush()
         for transfer in transfers:
@@ -384,7 +383,7 @@ class Cache(ServedCache):
         residency.unpin(lease.node, gpu)
 
     def kept_pages(self, lease: Lease) -> int:
-        return self.persistent.pages_beside(lease)
+        return self.persistent.pages_beside(lease) if self.persistent.paths else 0
 
     # --- everything ------------------------------------------------------------------------------------------------------------
 

@@ -147,8 +147,7 @@ class Eviction:
         if written:
             transfer = self.under_way.open(edge)
             transfer.nodes[0:0] = written
-            for node in written:
-                self.under_way.carry(transfer, node)
+            self.under_way.carry(transfer, written)
 
     def _drop_victim(self, node: Node, edge: Edge) -> None:
         """Drop a victim that finds no room below, with everything below it in the tree."""

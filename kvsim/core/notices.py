@@ -42,8 +42,9 @@ class Notices:
 
     def arrival(self, request: Any, now: float, gpu: Tier | None = None) -> None:
         """Notify policies that a request has arrived and waits."""
-        for tier in self.hearing(gpu).arrivals:
-            tier.eviction.on_arrival(request, now)
+        if self._all.arrivals:
+            for tier in self.hearing(gpu).arrivals:
+                tier.eviction.on_arrival(request, now)
 
     def request(self, request: Any, now: float, gpu: Tier | None = None, *, on_gpu_only: bool = False) -> None:
         """Notify policies of a request before its hits and inserts."""

@@ -25,8 +25,6 @@ class PersistentPrompts:
 
     def pages_beside(self, lease: Lease) -> int:
         """Return how many pages of its GPU are kept that a request does not reuse; its lease is fresh from ``match``."""
-        if not self.paths:
-            return 0
         kept: set[Node] = set()
         for last, gpu in self.paths:
             node: Node | None = last if gpu is lease.gpu else None

@@ -141,20 +141,14 @@ class Residency(Copies):
             return
         if node.partner is not None and any(node.partner.state):
             return
-        copies = 0
-        for state in states:
-            if state == READY:
-                copies += 1
-            elif state != ABSENT:
-                return
-        if not copies:
+        copied = [tier for tier in self.tiers if states[tier.index] == READY]
+        if not copied or len(copied) + states.count(ABSENT) < len(states):
             return
-        for tier in self.tiers:
+        for tier in copied:
             index = tier.index
-            if node.state[index] == READY:
-                child.slots[index] = tier.pool.join(node.slots[index], child.slots[index])
-                if tier.wants_merges:
-                    tier.eviction.on_merge(node, child)
+            child.slots[index] = tier.pool.join(node.slots[index], child.slots[index])
+            if tier.wants_merges:
+                tier.eviction.on_merge(node, child)
         self.tree.join(node, child)
 
     def add_computed(
@@ -178,7 +172,7 @@ class Residency(Copies):
     def add_leaf(
         self, parent: Node, extents: tuple[Extent, ...], pages: int, tier: Tier, slots: Any, now: float, created: float = inf
     ) -> Node:
-        """Add a node for pages that are ready in one tier, and pin it there. It is as old as ``created`` if that is before now."""
+        """Add a node for pages that are ready in one tier, and pin it there. It is as old as ``created``, if that is earlier."""
         node = self.tree.add(parent, extents, pages, now)
         if created < now:
             node.created = created

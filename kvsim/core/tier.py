@@ -176,13 +176,15 @@ class Edge:
         """Whether to copy a node down after a request has used it."""
         if self._is_typed:
             return self.placement.after_use(node, now)
-        return truth(self._policy_name, "after_use()", self._policy.after_use(node, now))
+        answer = self._policy.after_use(node, now)
+        return answer is True or truth(self._policy_name, "after_use()", answer)
 
     def wants_evicted(self, node: Node, now: float) -> bool:
         """Whether to write a node down when it leaves the upper tier."""
         if self._is_typed:
             return self.placement.after_eviction(node, now)
-        return truth(self._policy_name, "after_eviction()", self._policy.after_eviction(node, now))
+        answer = self._policy.after_eviction(node, now)
+        return answer is True or truth(self._policy_name, "after_eviction()", answer)
 
     def wanted_pages(self, request: Request, path: Sequence[Node], now: float) -> int:
         """How many leading pages of a prompt the lower tier should have."""

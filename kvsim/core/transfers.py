@@ -123,8 +123,7 @@ class Transfers:
         transfer.arrived_pages = transfer.pages
         self.under_way.end(transfer)
         self._count(transfer)
-        for node in transfer.nodes:
-            self._arrive(node, transfer, now)
+        self._arrive(transfer, now)
         if transfer.fetch_pin is not None:
             if transfer.nodes:
                 transfer.fetch_pin.keep(transfer.nodes[-1])
@@ -149,15 +148,18 @@ class Transfers:
         else:
             counts.fetched_pages += pages
 
-    def _arrive(self, node: Node, transfer: Transfer, now: float) -> None:
-        if len(node.transfers) == 1:
-            node.transfers = ()
-        else:
-            node.transfers = tuple([other for other in node.transfers if other is not transfer])
-        if node.state[transfer.target.index] == INCOMING:
-            self.residency.set_ready(node, transfer.target, now)
-        if node.state[transfer.source.index] == LEAVING:
-            self.residency.drop_copy(node, transfer.source)
+    def _arrive(self, transfer: Transfer, now: float) -> None:
+        """Make the copies ready that a transfer has brought, and free those that it has taken away."""
+        residency, source, target = self.residency, transfer.source, transfer.target
+        for node in transfer.nodes:
+            if len(node.transfers) == 1:
+                node.transfers = ()
+            else:
+                node.transfers = tuple([other for other in node.transfers if other is not transfer])
+            if node.state[target.index] == INCOMING:
+                residency.set_ready(node, target, now)
+            if node.state[source.index] == LEAVING:
+                residency.drop_copy(node, source)
 
     def _drop_duplicates(self, nodes: list[Node], edge: Edge) -> None:
         """Free the lower tier's copies of nodes that the upper tier has, unless they are pinned."""

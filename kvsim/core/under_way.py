@@ -29,13 +29,15 @@ class UnderWay:
             transfer = self.opened[edge] = Transfer(edge, [], goes_down=True)
         return transfer
 
-    def carry(self, transfer: Transfer, node: Node) -> None:
-        """Record that a transfer carries a node. The target copy, pinned already, stays until the end, as does a source copy that
-        is not leaving."""
-        node.transfers += (transfer,)
-        transfer.pins.append((node, transfer.target.index))
-        if node.state[transfer.source.index] != LEAVING:
-            self.keep(transfer, node, transfer.source)
+    def carry(self, transfer: Transfer, nodes: list[Node]) -> None:
+        """Record that a transfer carries nodes. Target copies, pinned already, stay until the end, as do source copies that are
+        not leaving."""
+        source, target = transfer.source, transfer.target
+        for node in nodes:
+            node.transfers += (transfer,)
+            transfer.pins.append((node, target.index))
+            if node.state[source.index] != LEAVING:
+                self.keep(transfer, node, source)
 
     def flush(self) -> list[Transfer]:
         """Return the write-downs decided on since the last call, the lowest edge first: each frees room for the next."""

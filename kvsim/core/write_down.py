@@ -95,7 +95,7 @@ class WriteDown:
         self.residency.reserve_copy(node, edge.lower)
         self.residency.pin(node, edge.lower)
         transfer.nodes.append(node)
-        self.under_way.carry(transfer, node)
+        self.under_way.carry(transfer, [node])
 
     def _wanted_of_prompt(self, node: Node, prompt: Request, edge: Edge, now: float) -> list[Node]:
         """Return the nodes of a prompt that the policy wants below and only the upper tier has, cutting the last if need be.

@@ -281,7 +281,7 @@ class Swaps(LowerTiers):
         for node in nodes:
             residency.add_copy(node, lower, INCOMING, residency.take(lower, node.pages))
             residency.pin(node, lower)
-            self.under_way.carry(transfer, node)
+        self.under_way.carry(transfer, nodes)
 
     def delete(self, tier: Tier, pages: int, now: float) -> None:
         """Delete ``pages`` pages of a tier, or all that can leave. Copies in storage stay, unless the tier is storage itself."""
