@@ -221,6 +221,9 @@ class Cache(ServedCache):
             watch.claimed(lease)
         return CLAIMED
 
+    def is_waiting(self, lease: Lease) -> bool:
+        return lease.gpu.leaving_pages > 0 and lease.gpu.pool.free < lease.reserved_pages
+
     def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
         if not needs:
             return ROOM
