@@ -52,7 +52,8 @@ class Landings(Watch):
         self.env = env
 
     def ended(self, transfer: Transfer) -> None:
-        self.book.landed(transfer, self.env.now)
+        if transfer.done and not transfer.goes_down:
+            self.book.read(transfer, self.env.now)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -176,13 +177,14 @@ class Cluster(Frontend):
         for reset in request.resets:
             if isnan(reset.at_s):
                 self._reset(reset)
-        self.book.arrived(request, self.env.now)
+        now = self.env.now
+        self.book.arrived(request, now)
         requests = self.samples.first(request)
         if requests[0] is not request:
             self._apart[request.index] = request
             self._samples_left[request.index] = len(requests)
         for one in requests:
-            job = Job(one, self.env.now)
+            job = Job(one, now)
             job.is_counted = one.sample > 0
             self._deliver(job)
 

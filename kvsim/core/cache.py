@@ -1,6 +1,6 @@
 """The cache: tracks where pages are stored and decides by its policies. It never waits and never moves a byte."""
 
-from math import inf, isnan, nan
+from math import inf
 
 from kvsim.core.check import Held, check
 from kvsim.core.lease import FINISHED, FIRST, FOR_DECODE, HANDED_OVER, KNOWN, LOOK, LOST, Lease
@@ -83,8 +83,8 @@ class Cache(ServedCache):
     def _sort_by_tier(self, lease: Lease, pages: int) -> None:
         """Split the path, whose last node may have more than the ``pages`` that match, into pages on the GPU and pages below, and
         cut off what cannot be used now."""
-        path, at, gpu = lease.path, 0, lease.gpu
-        index = gpu.index
+        path, gpu = lease.path, lease.gpu
+        index, at = gpu.index, 0
         for node in path:
             state = node.state[index]
             if state == ABSENT or state == INCOMING and is_gap(node, gpu):
@@ -96,8 +96,7 @@ class Cache(ServedCache):
         lease.gpu_pages = path[at - 1].depth + path[at - 1].pages if at else 0
         view, is_near = self._views[index], True
         below = lease.below = [0] * self._levels
-        while at < len(path):
-            node = path[at]
+        for node in path[at:]:
             source = view.source_of(node)
             if source is None:
                 break
@@ -222,6 +221,9 @@ class Cache(ServedCache):
             watch.claimed(lease)
         return CLAIMED
 
+    def is_waiting(self, lease: Lease) -> bool:
+        return lease.gpu.leaving_pages > 0 and lease.gpu.pool.free < lease.reserved_pages
+
     def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
         if not needs:
             return ROOM
@@ -259,7 +261,7 @@ class Cache(ServedCache):
         if not self._is_single:
             self.transfers.fill_gaps(lease, now)
         self._add_computed(lease, lease.rest, now)
-        lease.rest, lease.begun_at = (), nan
+        lease.rest, lease.begun_at = (), inf
         return NO_TRANSFERS if self._is_single else self._offer(lease, now)
 
     def _announce_computed(self, lease: Lease, now: float) -> float:
@@ -269,7 +271,7 @@ class Cache(ServedCache):
         """
         residency = self.residency
         now = residency.tick(now)
-        is_first = isnan(lease.begun_at)
+        is_first = lease.begun_at == inf
         if is_first:
             lease.begun_at = now
         if is_first or residency.notices.latest is not lease.request:
@@ -288,13 +290,13 @@ class Cache(ServedCache):
 
     def _offer(self, lease: Lease, now: float) -> list[Transfer]:
         """Offer the path that a request has used to the placement policies, edge by edge from the top."""
-        edges = self._views[lease.gpu.index].edges
+        view = self._views[lease.gpu.index]
         if not (lease.is_finishing or lease.why in (KNOWN, FOR_DECODE)):
-            for edge in edges:
+            for edge in view.edges:
                 if edge.wants_requests:
                     edge.placement.on_request(lease.request, now)
         prompt = None if lease.is_finishing else lease.request
-        for edge in edges:
+        for edge in view.copying:
             self._write_down.offer_path(lease.node, edge, now, prompt)
         transfers = self._under_way.flush()
         for transfer in transfers:
@@ -384,7 +386,7 @@ class Cache(ServedCache):
         residency.unpin(lease.node, gpu)
 
     def kept_pages(self, lease: Lease) -> int:
-        return self.persistent.pages_beside(lease)
+        return self.persistent.pages_beside(lease) if self.persistent.paths else 0
 
     # --- everything ------------------------------------------------------------------------------------------------------------
 

@@ -69,10 +69,12 @@ class Copies:
         self.add_copy(node, tier, INCOMING, slots)
         node.pins[tier.index] += 1
 
-    def place_copy(self, node: Node, tier: Tier) -> None:
-        """Give an incoming copy the slots that were reserved for it; they are free."""
-        tier.reserved_pages -= node.pages
-        node.slots[tier.index] = tier.pool.take(node.pages)
+    def place_copies(self, nodes: list[Node], tier: Tier, pages: int) -> None:
+        """Give incoming copies of ``pages`` pages in all the slots that were reserved for them; they are free."""
+        index, pool = tier.index, tier.pool
+        tier.reserved_pages -= pages
+        for node in nodes:
+            node.slots[index] = pool.take(node.pages)
 
     def set_ready(self, node: Node, tier: Tier, now: float) -> None:
         """Make a copy usable, and evictable unless it is pinned."""
@@ -95,9 +97,11 @@ class Copies:
         node.state[tier.index] = LEAVING
         tier.evictable_pages -= node.pages
         tier.leaving_pages += node.pages
-        self._notify_removed(node, tier)
+        if tier.wants_removals or tier.watches:
+            self._notify_removed(node, tier)
         self._lose_child(node, tier)
-        self._notify_left(node, tier)
+        if self.on_leave is not None:
+            self._notify_left(node, tier)
 
     def revive(self, node: Node, tier: Tier, now: float) -> None:
         """Make a leaving copy ready again."""

@@ -3,7 +3,7 @@
 from kvsim.core.residency import Residency
 from kvsim.core.tier import GPU, Edge, Tier
 from kvsim.core.transfer import transfers_of
-from kvsim.core.tree import INCOMING, READY, Node
+from kvsim.core.tree import ABSENT, INCOMING, READY, Node
 from kvsim.core.under_way import UnderWay
 from kvsim.core.victims import check_enough, most_pages, victim, victims
 
@@ -15,7 +15,8 @@ class Eviction:
         self.residency = residency
         self.under_way = under_way
         self.counts = residency.counts
-        self._is_single = len(residency.tiers) == 1
+        self._absent_elsewhere = len(residency.tiers) - 1
+        self._is_single = not self._absent_elsewhere
         gpus = [tier for tier in residency.tiers if tier.level == GPU]
         self._seen_together: dict[int, list[int]] = tiers_seen_together(gpus) if len(gpus) > 1 else {}
         self.is_offering = False
@@ -34,7 +35,7 @@ class Eviction:
         tree = self.residency.tree
         for offered in victims(tier, now):
             node = victim(offered, tree, tier)
-            leaving = min(missing, most_pages(tier))
+            leaving = missing if tier.eviction.most_pages >= missing else most_pages(tier)
             if node.partner is not None or node.is_state:
                 tier.eviction.cut_offered(node)
                 self._cut_with_state(node, tier, missing)
@@ -97,7 +98,7 @@ class Eviction:
                     residency.reserve_copy(node, edge.lower)
                     edge.leaving.append(node)
                     return
-            if not residency.is_last_copy(node):
+            if self._seen_together and not residency.is_last_copy(node):
                 residency.free(node, tier)
                 return
             residency.drop_descendants(node)
@@ -109,7 +110,7 @@ class Eviction:
     def is_elsewhere(self, node: Node, tier: Tier) -> bool:
         """Whether a GPU that can use the tier's copy of a node could also use a copy elsewhere."""
         if not self._seen_together:
-            return not self.residency.is_last_copy(node)
+            return node.state.count(ABSENT) < self._absent_elsewhere
         return sum([node.state[index] for index in self._seen_together[tier.index]]) > 0
 
     def _place(self, edge: Edge, now: float) -> None:
@@ -146,8 +147,7 @@ class Eviction:
         if written:
             transfer = self.under_way.open(edge)
             transfer.nodes[0:0] = written
-            for node in written:
-                self.under_way.carry(transfer, node)
+            self.under_way.carry(transfer, written)
 
     def _drop_victim(self, node: Node, edge: Edge) -> None:
         """Drop a victim that finds no room below, with everything below it in the tree."""

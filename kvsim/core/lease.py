@@ -1,6 +1,6 @@
 """A lease: one request's hold on the cache."""
 
-from math import nan
+from math import inf
 from typing import Any, Final
 
 from kvsim.core.request import Request
@@ -60,7 +60,7 @@ class Lease(Holder):
     )  # fmt: skip
 
     def __init__(self, request: Request, gpu: Tier, root: Node, why: int = FIRST) -> None:
-        super().__init__(root, None)
+        self.node, self.slots = root, None
         self.request = request
         self.why = why
         """FIRST, AGAIN, KNOWN, FOR_DECODE or LOOK."""
@@ -88,8 +88,8 @@ class Lease(Holder):
         """Write-downs that make room for this request."""
         self.epoch = 0
         """The residency's ``epoch`` at admission."""
-        self.begun_at = nan
-        """When the first pages of what it computes now entered the tree; nan if none have."""
+        self.begun_at = inf
+        """When the first pages of what it computes now entered the tree; infinite if none have."""
         self.hits: tuple[int, ...] = ()
         """Hit pages by level, from the GPU down; set in a replay."""
         self.is_finishing = False

@@ -82,7 +82,7 @@ class LowerTiers(Transfers, Lower):
             if source.tier.level > 1:
                 lease.loaded[source.tier.level] += node.pages
             self._take_request_slots(lease, node)
-        loads = list[Transfer]()
+        loads: list[Transfer] = []
         for edge, loaded in by_edge.items():
             if loaded:
                 load = Transfer(edge, loaded, goes_down=False, after=[*fetches.get(edge.lower, NO_TRANSFERS)])
@@ -126,8 +126,13 @@ class LowerTiers(Transfers, Lower):
 
     def _shorten(self, lease: Lease, short: Transfer | None) -> int:
         """Shorten what a request reuses by what no load brings any more of its path, whatever the load that has come short."""
-        gaps = [node for node in lease.node.path() if is_gap(node, lease.gpu)]
-        lost = max(0, sum([node.pages for node in gaps]) - lease.missing_pages)
+        lost, node, gpu = -lease.missing_pages, lease.node, lease.gpu
+        while node.parent is not None:
+            if is_gap(node, gpu):
+                lost += node.pages
+            node = node.parent
+        if lost <= 0:
+            return 0
         lease.missing_pages += lost
         loaded = min(lost, lease.loaded_pages) if short is not None else 0
         lease.loaded_pages -= loaded

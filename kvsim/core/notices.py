@@ -42,21 +42,24 @@ class Notices:
 
     def arrival(self, request: Any, now: float, gpu: Tier | None = None) -> None:
         """Notify policies that a request has arrived and waits."""
-        for tier in self.hearing(gpu).arrivals:
-            tier.eviction.on_arrival(request, now)
+        if self._all.arrivals:
+            for tier in self.hearing(gpu).arrivals:
+                tier.eviction.on_arrival(request, now)
 
     def request(self, request: Any, now: float, gpu: Tier | None = None, *, on_gpu_only: bool = False) -> None:
         """Notify policies of a request before its hits and inserts."""
         self.latest = request
-        for tier in self.hearing(gpu).requests:
-            if on_gpu_only and tier is not gpu:
-                continue
-            tier.eviction.on_request(request, now)
+        if self._all.requests:
+            for tier in self.hearing(gpu).requests:
+                if on_gpu_only and tier is not gpu:
+                    continue
+                tier.eviction.on_request(request, now)
 
     def finish(self, request: Any, node: Node, now: float, gpu: Tier | None = None) -> None:
         """Notify policies that a request has finished; its path, which ends with ``node``, is still pinned."""
-        for tier in self.hearing(gpu).finishes:
-            tier.eviction.on_finish(request, node, now)
+        if self._all.finishes:
+            for tier in self.hearing(gpu).finishes:
+                tier.eviction.on_finish(request, node, now)
 
     def hits(self, nodes: Iterable[Node], now: float, gpu: Tier | None = None) -> None:
         """Notify the policy of every tier that has a ready copy of a hit."""

@@ -98,7 +98,8 @@ class Request:
 
     def pages_in_all(self, page_tokens: int) -> int:
         """Return how many pages the prompt and the whole answer take, or all answers if there are several samples."""
-        return self.pages_with_all(self.pages_for(self.prompt_tokens + self.output_tokens, page_tokens), page_tokens)
+        pages = self.pages_for(self.prompt_tokens + self.output_tokens, page_tokens)
+        return pages if self.samples == 1 else self.pages_with_all(pages, page_tokens)
 
     def pages_with_all(self, pages: int, page_tokens: int) -> int:
         """Return the pages that all samples need if each takes ``pages``: they share those of the prompt in ``runs``.

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from functools import partial
-from math import inf, isnan, nan, nextafter
+from math import inf, nextafter
 from typing import Any
 
 import numpy as np
@@ -136,25 +136,19 @@ class Residency(Copies):
         states = node.state
         if len(node.children) != 1 or node.parent is None or node.transfers:
             return
-        child = next(iter(node.children.values()))
+        (child,) = node.children.values()
         if not have_same_history(node, child) or child.state != states or child.pins != node.pins:
             return
         if node.partner is not None and any(node.partner.state):
             return
-        copies = 0
-        for state in states:
-            if state == READY:
-                copies += 1
-            elif state != ABSENT:
-                return
-        if not copies:
+        copied = [tier for tier in self.tiers if states[tier.index] == READY]
+        if not copied or len(copied) + states.count(ABSENT) < len(states):
             return
-        for tier in self.tiers:
+        for tier in copied:
             index = tier.index
-            if node.state[index] == READY:
-                child.slots[index] = tier.pool.join(node.slots[index], child.slots[index])
-                if tier.wants_merges:
-                    tier.eviction.on_merge(node, child)
+            child.slots[index] = tier.pool.join(node.slots[index], child.slots[index])
+            if tier.wants_merges:
+                tier.eviction.on_merge(node, child)
         self.tree.join(node, child)
 
     def add_computed(
@@ -165,7 +159,8 @@ class Residency(Copies):
         All of them have that age, and the last use of all is now: chunks that nothing distinguishes are one node.
         """
         node = self.add_leaf(parent, extents, pages, tier, slots, now, begun_at)
-        earlier, above = list[Node](), parent
+        earlier: list[Node] = []
+        above = parent
         while above.created == begun_at and above.parent is not None:
             earlier.append(above)
             above = above.parent
@@ -175,11 +170,11 @@ class Residency(Copies):
         return node
 
     def add_leaf(
-        self, parent: Node, extents: tuple[Extent, ...], pages: int, tier: Tier, slots: Any, now: float, created: float = nan
+        self, parent: Node, extents: tuple[Extent, ...], pages: int, tier: Tier, slots: Any, now: float, created: float = inf
     ) -> Node:
-        """Add a node for pages that are ready in one tier, and pin it there. Its age is that of ``created``, if given."""
+        """Add a node for pages that are ready in one tier, and pin it there. It is as old as ``created``, if that is earlier."""
         node = self.tree.add(parent, extents, pages, now)
-        if not isnan(created):
+        if created < now:
             node.created = created
         index = tier.index
         node.slots[index] = slots

@@ -229,6 +229,13 @@ class ServedCache(Reported):
         They are lost if pages that were leaving have been used again: release the lease and try again later.
         """
 
+    def is_waiting(self, lease: Lease) -> bool:
+        """Return whether ``claim`` would only say again that a request waits, for transfers that are under way.
+
+        A hook of caches that can tell this at less cost.
+        """
+        return False
+
     def begin_chunk(self, lease: Lease, tokens: int, now: float) -> bool:
         """Prepare a step that computes a prompt up to its first ``tokens`` tokens. Returns False if there is no room for them.
 

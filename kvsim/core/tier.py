@@ -1,6 +1,5 @@
-"""Tiers and the edges that join them: slots, policies, the sums of pages in each state, and the write-downs under way."""
+"""Tiers and the edges that join them: slots, policies, and the sums of pages in each state."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -9,7 +8,7 @@ from kvsim.core.pool import Pool
 from kvsim.core.questions import Eviction, Placement
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.tree import Carrier, Node
+from kvsim.core.tree import Node
 from kvsim.pages.extents import Extent
 
 GPU: Final = 0
@@ -131,7 +130,7 @@ class Tier:
     @property
     def available_pages(self) -> int:
         """Spare slots after evicting everything evictable."""
-        return self.spare_pages + self.evictable_pages
+        return self.pool.free + self.leaving_pages - self.reserved_pages + self.evictable_pages
 
     @property
     def held_pages(self) -> int:
@@ -148,10 +147,6 @@ class Edge:
         self.placement = placement
         upper.below.append(self)
         lower.above.append(self)
-        self.open: Carrier | None = None
-        """Write-downs decided on but not yet handed out."""
-        self.in_flight: OrderedDict[Carrier, None] = OrderedDict()
-        """Write-downs handed out but not yet ended, oldest first."""
         self.leaving: list[Node] = []
         """Victims of the current eviction pass that will be written down at its end, in order of eviction."""
         self.inserted_at_early_write = 0
@@ -160,6 +155,7 @@ class Edge:
         """The same object, typed so that its answers may be anything."""
         self._is_typed = is_typed(placement, "after_use", "after_eviction")
         self._policy_name = f"the placement policy of the {lower.name} tier, {type(placement).__name__},"
+        self._may_drop_loaded = overrides(placement, "keeps_loaded")
         self.wants_requests = overrides(placement, "on_request")
         self.copies_prompts = overrides(placement, "wanted_pages")
         """After a use, the policy decides about the whole prompt."""
@@ -180,13 +176,15 @@ class Edge:
         """Whether to copy a node down after a request has used it."""
         if self._is_typed:
             return self.placement.after_use(node, now)
-        return truth(self._policy_name, "after_use()", self._policy.after_use(node, now))
+        answer = self._policy.after_use(node, now)
+        return answer is True or truth(self._policy_name, "after_use()", answer)
 
     def wants_evicted(self, node: Node, now: float) -> bool:
         """Whether to write a node down when it leaves the upper tier."""
         if self._is_typed:
             return self.placement.after_eviction(node, now)
-        return truth(self._policy_name, "after_eviction()", self._policy.after_eviction(node, now))
+        answer = self._policy.after_eviction(node, now)
+        return answer is True or truth(self._policy_name, "after_eviction()", answer)
 
     def wanted_pages(self, request: Request, path: Sequence[Node], now: float) -> int:
         """How many leading pages of a prompt the lower tier should have."""
@@ -195,7 +193,7 @@ class Edge:
 
     def keeps_loaded(self) -> bool:
         """Whether the lower tier keeps its copy of pages that the upper tier also has."""
-        return truth(self._policy_name, "keeps_loaded", self._policy.keeps_loaded)
+        return not self._may_drop_loaded or truth(self._policy_name, "keeps_loaded", self._policy.keeps_loaded)
 
     def watermark(self) -> float:
         """Fill of the upper tier above which pages are written early; 0 means never."""

@@ -53,7 +53,7 @@ class Transfer(Carrier):
     )  # fmt: skip
 
     def __init__(self, edge: Edge, nodes: list[Node], *, goes_down: bool, after: "list[Transfer] | None" = None) -> None:
-        super().__init__(nodes)
+        self.nodes = nodes
         self.edge = edge
         self.source: Tier = edge.upper if goes_down else edge.lower
         self.target: Tier = edge.lower if goes_down else edge.upper

@@ -51,7 +51,8 @@ class Transfers:
         while True:
             if self.residency.doomed:
                 self._leave_out_doomed(transfer)
-            unplaced, pages = list[Node](), 0
+            unplaced: list[Node] = []
+            pages = 0
             for node in transfer.nodes:
                 if node.slots[index] is None:
                     unplaced.append(node)
@@ -66,8 +67,7 @@ class Transfers:
             self.counts.no_room_pages += pages
             for node in unplaced:
                 self._fail(transfer, node)
-        for node in unplaced:
-            self.residency.place_copy(node, target)
+        self.residency.place_copies(unplaced, target, pages)
         transfer.begun = True
         return RUN
 
@@ -112,12 +112,9 @@ class Transfers:
 
     def finish(self, transfer: Transfer, now: float) -> list[Transfer]:
         follow_ups = self._end(transfer, now)
-        self._tell_ended(transfer)
-        return follow_ups
-
-    def _tell_ended(self, transfer: Transfer) -> None:
         for watch in self.watches:
             watch.ended(transfer)
+        return follow_ups
 
     def _end(self, transfer: Transfer, now: float) -> list[Transfer]:
         """End a transfer all of whose nodes have arrived. Returns the write-downs that follow."""
@@ -126,8 +123,7 @@ class Transfers:
         transfer.arrived_pages = transfer.pages
         self.under_way.end(transfer)
         self._count(transfer)
-        for node in transfer.nodes:
-            self._arrive(node, transfer, now)
+        self._arrive(transfer, now)
         if transfer.fetch_pin is not None:
             if transfer.nodes:
                 transfer.fetch_pin.keep(transfer.nodes[-1])
@@ -152,15 +148,18 @@ class Transfers:
         else:
             counts.fetched_pages += pages
 
-    def _arrive(self, node: Node, transfer: Transfer, now: float) -> None:
-        if len(node.transfers) == 1:
-            node.transfers = ()
-        else:
-            node.transfers = tuple([other for other in node.transfers if other is not transfer])
-        if node.state[transfer.target.index] == INCOMING:
-            self.residency.set_ready(node, transfer.target, now)
-        if node.state[transfer.source.index] == LEAVING:
-            self.residency.drop_copy(node, transfer.source)
+    def _arrive(self, transfer: Transfer, now: float) -> None:
+        """Make the copies ready that a transfer has brought, and free those that it has taken away."""
+        residency, source, target = self.residency, transfer.source, transfer.target
+        for node in transfer.nodes:
+            if len(node.transfers) == 1:
+                node.transfers = ()
+            else:
+                node.transfers = tuple([other for other in node.transfers if other is not transfer])
+            if node.state[target.index] == INCOMING:
+                residency.set_ready(node, target, now)
+            if node.state[source.index] == LEAVING:
+                residency.drop_copy(node, source)
 
     def _drop_duplicates(self, nodes: list[Node], edge: Edge) -> None:
         """Free the lower tier's copies of nodes that the upper tier has, unless they are pinned."""
@@ -217,7 +216,8 @@ class Transfers:
         if unreadable is not None:
             self._give_up_copy(unreadable, transfer.source)
             follow_ups = follow_ups + self.under_way.flush()
-        self._tell_ended(transfer)
+        for watch in self.watches:
+            watch.ended(transfer)
         return follow_ups
 
     def _give_up_copy(self, node: Node, tier: Tier) -> None:

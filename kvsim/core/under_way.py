@@ -1,6 +1,6 @@
 """The transfers of a cache: those decided on, and those handed out and not yet ended."""
 
-from typing import cast
+from collections import OrderedDict
 
 from kvsim.core.residency import Residency
 from kvsim.core.tier import Edge, Tier
@@ -17,32 +17,40 @@ class UnderWay:
         """From the top down: an edge comes before the edges below its lower tier."""
         self.in_flight: dict[Transfer, None] = {}
         """Transfers handed out but not yet ended, in order of creation."""
+        self.opened: dict[Edge, Transfer] = {}
+        """Write-downs decided on but not yet handed out."""
+        self._departing: dict[Edge, OrderedDict[Transfer, None]] = {edge: OrderedDict() for edge in edges}
+        """Write-downs handed out but not yet ended, oldest first."""
 
     def open(self, edge: Edge) -> Transfer:
         """Return the transfer that collects write-downs over an edge, creating it if need be."""
-        if edge.open is None:
-            edge.open = Transfer(edge, [], goes_down=True)
-        return cast(Transfer, edge.open)
+        transfer = self.opened.get(edge)
+        if transfer is None:
+            transfer = self.opened[edge] = Transfer(edge, [], goes_down=True)
+        return transfer
 
-    def carry(self, transfer: Transfer, node: Node) -> None:
-        """Record that a transfer carries a node. The target copy, pinned already, stays until the end, as does a source copy that
-        is not leaving."""
-        node.transfers += (transfer,)
-        transfer.pins.append((node, transfer.target.index))
-        if node.state[transfer.source.index] != LEAVING:
-            self.keep(transfer, node, transfer.source)
+    def carry(self, transfer: Transfer, nodes: list[Node]) -> None:
+        """Record that a transfer carries nodes. Target copies, pinned already, stay until the end, as do source copies that are
+        not leaving."""
+        source, target = transfer.source, transfer.target
+        for node in nodes:
+            node.transfers += (transfer,)
+            transfer.pins.append((node, target.index))
+            if node.state[source.index] != LEAVING:
+                self.keep(transfer, node, source)
 
     def flush(self) -> list[Transfer]:
         """Return the write-downs decided on since the last call, the lowest edge first: each frees room for the next."""
-        opened = NO_TRANSFERS
+        if not self.opened:
+            return NO_TRANSFERS
+        flushed: list[Transfer] = []
         for edge in reversed(self.edges):
-            if edge.open is not None:
-                transfer, edge.open = cast(Transfer, edge.open), None
-                if transfer.nodes:
-                    opened = [*opened, transfer]
-                    self.in_flight[transfer] = None
-                    edge.in_flight[transfer] = None
-        return opened
+            transfer = self.opened.pop(edge, None)
+            if transfer is not None and transfer.nodes:
+                flushed.append(transfer)
+                self.in_flight[transfer] = None
+                self._departing[edge][transfer] = None
+        return flushed
 
     def start(self, transfer: Transfer) -> Transfer:
         """Register an upward transfer of nodes on one path; their incoming copies in the target must exist."""
@@ -66,12 +74,12 @@ class UnderWay:
         one in flight from this tier. Empty if there is none."""
         transfers = self.flush()
         for edge in tier.below:
-            if edge.in_flight:
-                return [*transfers, cast(Transfer, next(iter(edge.in_flight)))]
+            for oldest in self._departing[edge]:
+                return [*transfers, oldest]
         return transfers
 
     def end(self, transfer: Transfer) -> None:
         """Take out a transfer that has ended."""
         del self.in_flight[transfer]
         if transfer.goes_down:
-            del transfer.edge.in_flight[transfer]
+            del self._departing[transfer.edge][transfer]

@@ -23,6 +23,8 @@ class View:
         """From the top down."""
         for edge in self.edges:
             self.edges += [below for below in edge.lower.below if below not in self.edges]
+        self.copying: list[Edge] = [edge for edge in self.edges if edge.copies_after_use]
+        """Those over which pages may be copied after a request has used them."""
         self.sources: list[Source] = [Source(edge.lower, None) for edge in gpu.below]
         """In order of preference."""
         for edge in gpu.below:

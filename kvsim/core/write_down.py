@@ -95,7 +95,7 @@ class WriteDown:
         self.residency.reserve_copy(node, edge.lower)
         self.residency.pin(node, edge.lower)
         transfer.nodes.append(node)
-        self.under_way.carry(transfer, node)
+        self.under_way.carry(transfer, [node])
 
     def _wanted_of_prompt(self, node: Node, prompt: Request, edge: Edge, now: float) -> list[Node]:
         """Return the nodes of a prompt that the policy wants below and only the upper tier has, cutting the last if need be.
@@ -137,7 +137,9 @@ class WriteDown:
     def _copy_early(self, nodes: list[Node], edge: Edge, now: float) -> None:
         """Copy as many pages of ``nodes`` down as fit; nodes are in order of eviction."""
         lower, residency = edge.lower, self.residency
-        pinned, fits, pages, wanted = list[Node](), list[Node](), 0, 0
+        pinned: list[Node] = []
+        fits: list[Node] = []
+        pages = wanted = 0
         for node in nodes:
             wanted += node.pages
         for node in nodes:
@@ -174,7 +176,7 @@ class WriteDown:
             return []
         edge.inserted_at_early_write = tier.inserted_pages
         nodes: list[Node] = []
-        passed = list[Node]()
+        passed: list[Node] = []
         for offered in victims(tier, now):
             node = victim(offered, self.residency.tree, tier)
             tier.eviction.cut_offered(node)

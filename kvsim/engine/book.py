@@ -67,10 +67,9 @@ class Book:
         self.columns["e2e_s"][index] = now - job.arrival_s
         self.columns["decoder"][index] = engine
 
-    def landed(self, transfer: Transfer, now: float) -> None:
-        """Record the end of a transfer: the time that a read took."""
-        if transfer.done and not transfer.goes_down:
-            self.read_times.add(transfer, now)
+    def read(self, transfer: Transfer, now: float) -> None:
+        """Record the time that a read took, which has ended."""
+        self.read_times.add(transfer, now)
 
     def close(self, tiers: Sequence[Tier]) -> dict[str, np.ndarray]:
         """Return everything recorded, as ``Outcome.columns``. Parts of a time to first token that never came are unknown."""

@@ -33,6 +33,8 @@ class Claims:
             if lease is not job.lease and lease is not job.decode_lease:
                 self._waiting.popleft()
                 continue
+            if self.cache.is_waiting(lease):
+                return None
             claim = self.cache.claim(lease, now)
             if claim.waits:
                 self.mover.submit(claim.waits)

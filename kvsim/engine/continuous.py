@@ -6,7 +6,7 @@ from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
 from kvsim.engine.frontend import Frontend
-from kvsim.engine.job import DECODING, LOST, Job
+from kvsim.engine.job import DECODING, LOST, PREFILLING, Job
 from kvsim.engine.loading import Loading
 from kvsim.engine.queue import WaitingQueue
 from kvsim.engine.running import RunningRequests
@@ -77,11 +77,13 @@ class ContinuousBatching(Schedule):
         running, decoding = self.running, self.running.decoding.jobs
         if running.joining:
             running.join()
-        if decoding and (self.queue or running.admitted) and not (yield from running.make_room(1)):
+        needs_room = running.decoding.needs_pages(1) and (running.admitted or self.queue)
+        if needs_room and not (yield from running.make_room(1)):
             return PLAN_AGAIN
         batch: list[tuple[Job, int]] = []
-        running.plan_prefill(batch, self.max_batch_tokens)
-        if not (yield from self._admit(batch)):
+        now = self.env.now
+        running.plan_prefill(batch, self.max_batch_tokens, now)
+        if not (yield from self._admit(batch, now)):
             return PLAN_AGAIN
         steps = 1
         if decoding and not batch and not (steps := (yield from running.make_room(running.leap_steps()))):
@@ -91,7 +93,7 @@ class ContinuousBatching(Schedule):
         self._batch = batch
         return Step(self._work(batch, steps), [load for job, _ in batch for load in job.loads if not load.done])
 
-    def _admit(self, batch: list[tuple[Job, int]]) -> Any:
+    def _admit(self, batch: list[tuple[Job, int]], now: float) -> Any:
         """Admit from the queue, in its order, until the next step is full or a request does not fit.
 
         Adds the first chunks of admitted requests to ``batch``. Returns False if it had to wait: then plan again.
@@ -102,7 +104,7 @@ class ContinuousBatching(Schedule):
             running.is_full = False
             if self.is_draining:
                 self.frontend.drained()
-        queue.begin_round(self.env.now)
+        queue.begin_round(now)
         while queue and not self.is_draining and running.takes_more(self.max_running_requests):
             job = queue.first()
             request = job.request
@@ -110,15 +112,17 @@ class ContinuousBatching(Schedule):
                 self.mover.cancel(job.prefetch.fetch)
                 yield self.mover.end_of(job.prefetch.fetch)
                 return False
-            lease = cache.match(request, self.gpu, job.why, job.target_tokens)
+            tokens = job.target_tokens
+            lease = cache.match(request, self.gpu, job.why, tokens)
             load_pages = 0
-            if lease.lower_pages:
+            if lease.below and lease.lower_pages:
                 load_pages = self.prefetching.pages_to_load(lease)
-            pages = request.pages_for(job.target_tokens, page_tokens)
+            pages = request.pages_for(tokens, page_tokens)
             in_all = pages if job.decoder >= 0 else request.pages_in_all(page_tokens)
             fits = self.fits_alone(lease, in_all)
-            if not (fits and cache.admit(lease, pages, self.env.now, load_pages)):
-                self.mover.submit(lease.waits)
+            if not (fits and cache.admit(lease, pages, now, load_pages)):
+                if lease.waits:
+                    self.mover.submit(lease.waits)
                 if fits and (len(running) or cache.in_flight):
                     break
                 waiting.reject(job)
@@ -129,7 +133,8 @@ class ContinuousBatching(Schedule):
             running.admit(job, lease)
             if job.lease is None:
                 break
-            running.plan_chunk(job, batch)
+            if job.phase == PREFILLING:
+                running.plan_chunk(job, batch, now)
         return True
 
     def fits_alone(self, lease: Lease, pages: int) -> bool:

@@ -64,6 +64,11 @@ class Decoding:
         """Return the number of steps until a request may end; there must be one."""
         return self._ends[0][0] - self.step
 
+    def needs_pages(self, steps: int) -> bool:
+        """Return whether a request may need pages within ``steps`` steps."""
+        needs = self._page_needs
+        return bool(needs) and needs[0][0] <= self.step + steps
+
     def pages_due(self, steps: int) -> list[tuple[Job, Lease, int]]:
         """Remove and return the page needs of requests within ``steps`` steps, as (job, its lease, pages)."""
         due, needs, last = [], self._page_needs, self.step + steps

@@ -201,14 +201,14 @@ class Engine(Watch):
             if step is PLAN_AGAIN:
                 continue
             if under_way is not None:
-                yield from self._end(under_way)
+                self._end(under_way, (yield under_way[1]))
                 under_way = None
                 if step is None or self.frontend.is_done:
                     continue
             if step is not None:
                 under_way = self._begin(step)
                 if not schedule.looks_ahead:
-                    yield from self._end(under_way)
+                    self._end(under_way, (yield under_way[1]))
                     under_way = None
             elif not self.frontend.is_done:
                 yield self._wakeup
@@ -230,11 +230,10 @@ class Engine(Watch):
         self.schedule.began(step, computed)
         return step, computed, began_s
 
-    def _end(self, under_way: tuple[Step, Event, float]) -> Any:
-        """Wait for the end of a step, and record what it has done."""
-        step, computed, began_s = under_way
+    def _end(self, under_way: tuple[Step, Event, float], done: Any) -> None:
+        """Record what a step has done that has ended, ``done`` steps in a leap."""
+        step, _, began_s = under_way
         work = step.work
-        done = yield computed
         self.busy_s += self.env.now - began_s
         self._leap = None
         if work.stalled_s:

@@ -25,19 +25,14 @@ class Mover:
     def __init__(self, substrate: Substrate, cache: ServedCache) -> None:
         self.env = substrate.env
         self.substrate = substrate
-        self._lower = cache.lower
+        self.lower: Lower | None = cache.lower
+        """What lies below the GPUs; there are no transfers if nothing does."""
         self.watches: list[Watch] = []
         """Are told that a transfer has ended once what follows from it is under way, and also when it waits in line again."""
         self.lost_to_disagreement = Disagreement()
         self._lines: list[deque[Transfer]] = [deque() for _ in cache.tiers]
         self._last_copy_s: dict[int, float] = {}
         """Time at which the last copy from or to a GPU tier began, by the tier's owner."""
-
-    @property
-    def lower(self) -> Lower:
-        """What lies below the GPUs; there are no transfers if nothing does."""
-        assert self._lower is not None, "a cache without tiers below has no transfers"
-        return self._lower
 
     def submit(self, transfers: Iterable[Transfer]) -> None:
         """Carry transfers through to their end; those submitted before are ignored."""
@@ -78,12 +73,14 @@ class Mover:
                 line.popleft()
                 self._rejoin_after(unfinished[0], transfer)
                 continue
-            begun = self.lower.begin(transfer, self.env.now)
+            assert self.lower is not None
+            now = self.env.now
+            begun = self.lower.begin(transfer, now)
             if not begun.can_run:
                 self.submit(begun.waits)
                 return
             line.popleft()
-            self._copy(transfer)
+            self._copy(transfer, now)
 
     def _rejoin_after(self, earlier: Transfer, transfer: Transfer) -> None:
         self.end_of(earlier).callbacks.append(lambda _: self._rejoin(transfer))
@@ -96,15 +93,15 @@ class Mover:
         self._move_up(transfer.target.index)
         self._tell(transfer)
 
-    def _copy(self, transfer: Transfer) -> None:
+    def _copy(self, transfer: Transfer, now: float) -> None:
         def landed(event: Event) -> None:
             answer: Any = event.value
             self._land(transfer, answer if isinstance(answer, int) else self._agreed(answer))
 
-        transfer.begun_s = self.env.now
+        transfer.begun_s = now
         for tier in (transfer.source, transfer.target):
             if tier.level == GPU:
-                self._last_copy_s[tier.owner] = self.env.now
+                self._last_copy_s[tier.owner] = now
         self.substrate.copy(transfer).callbacks.append(landed)
 
     def _agreed(self, answers: Sequence[int]) -> int:
@@ -120,6 +117,7 @@ class Mover:
 
     def _land(self, transfer: Transfer, arrived: int) -> None:
         now = self.env.now
+        assert self.lower is not None
         if arrived < transfer.pages:
             follow_ups = self.lower.abort(transfer, arrived, now)
         else:

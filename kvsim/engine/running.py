@@ -1,6 +1,6 @@
 """The requests of one engine that have pages: who gets more, and who gives up all of them when there are too few."""
 
-from typing import Any, cast
+from typing import Any
 
 from kvsim.core.lease import RETRACTED, Lease
 from kvsim.core.serving import Growth, ServedCache
@@ -92,8 +92,8 @@ class RunningRequests:
 
     def serve_claims(self) -> bool:
         """Give admitted requests their reserved slots, in order, as far as these are free. Returns whether any got theirs."""
-        served = False
-        while (settled := self.claims.settle(self.env.now)) is not None:
+        served, now = False, self.env.now
+        while (settled := self.claims.settle(now)) is not None:
             job, lease, is_lost = settled
             if is_lost:
                 self._give_up(job)
@@ -104,23 +104,28 @@ class RunningRequests:
 
     # --- prefill -----------------------------------------------------------------------------------------------------
 
-    def plan_prefill(self, batch: list[tuple[Job, int]], max_tokens: int) -> None:
+    def plan_prefill(self, batch: list[tuple[Job, int]], max_tokens: int, now: float) -> None:
         """Add the chunks of admitted requests to the next step, as (job, tokens), in order of admission."""
         self.budget_tokens = max_tokens - len(self.decoding.jobs)
-        for job in self.admitted.copy():
+        for job in [job for job in self.admitted if job.phase == PREFILLING]:
+            if self.budget_tokens <= 0:
+                break
             if job.lease is not None:
-                self.plan_chunk(job, batch)
+                self.plan_chunk(job, batch, now)
 
-    def plan_chunk(self, job: Job, batch: list[tuple[Job, int]]) -> None:
-        """Add a request's next chunk to the step if it can be computed and tokens are left; retract it if pages are not."""
-        if self.budget_tokens <= 0 or job.phase != PREFILLING:
-            return
+    def plan_chunk(self, job: Job, batch: list[tuple[Job, int]], now: float) -> None:
+        """Add the next chunk of a request that has its slots to the step, for which tokens are left, if it can be computed.
+
+        Retract the request if there are no pages for that.
+        """
+        lease = job.lease
+        assert lease is not None
         if not self.loading.is_followed(job):
-            job.times.is_refused(self.env.now)
+            job.times.is_refused(now)
             return
-        job.times.has_loads(self.env.now)
+        job.times.has_loads(now)
         tokens = min(self.budget_tokens, job.target_tokens - job.computed)
-        while not self.cache.begin_chunk(cast(Lease, job.lease), job.computed + tokens, self.env.now):
+        while not self.cache.begin_chunk(lease, job.computed + tokens, now):
             if not self._retract_for(job, batch):
                 return
         batch.append((job, tokens))

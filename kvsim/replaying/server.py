@@ -52,6 +52,8 @@ class CacheServer(Server):
     def __init__(self, cache: ServedCache, prefetching: Prefetching) -> None:
         self.cache = cache
         self.tiers, self.counts, self.page_tokens = cache.tiers, cache.counts, cache.page_tokens
+        self.lower: Lower | None = cache.lower
+        """What lies below the GPU; there are no loads and no transfers if nothing does."""
         self.prefetching = prefetching
         self._waiting: Request | None = None
         """A request without room. It will be tried again, with what was fetched for it."""
@@ -60,12 +62,6 @@ class CacheServer(Server):
         self._landing: list[Transfer] = NO_TRANSFERS
         """Transfers that follow from a request without decode steps; they end when it has finished or before the next request, at
         the time of the cache's last use."""
-
-    @property
-    def lower(self) -> Lower:
-        """What lies below the GPU; there are no loads and no transfers if nothing does."""
-        assert self.cache.lower is not None, "a cache without tiers below has no transfers"
-        return self.cache.lower
 
     def serve(self, request: Request, pages: int, now: float) -> Lease | None:
         """Serve a request that takes ``pages`` pages in all. Returns None, with nothing admitted, if there is no room.
@@ -154,6 +150,7 @@ class CacheServer(Server):
         if lease.reserved_pages:
             transfers = self._claim(lease, transfers, now)
         if lease.has_load:
+            assert self.lower is not None
             transfers = transfers + self.lower.load(lease, now).transfers
         hits = self.prefetching.hits(lease, prefetch)
         if transfers:
@@ -164,7 +161,8 @@ class CacheServer(Server):
         """Take the pages of the answer leap by leap, as the engine does. The last token's KV is never computed.
 
         ``transfers``, which follow from the prompt, end during the first leap, which is shorter if they leave it too little
-        room. With one tier nothing happens between leaps, so a single leap covers the answer.
+        room. Later leaps that need no page are passed over. With one tier nothing happens between leaps, so a single leap covers
+        the answer.
         """
         cache, request, computed = self.cache, lease.request, lease.request.prompt_tokens
         end = computed + request.output_tokens - 1
@@ -190,6 +188,7 @@ class CacheServer(Server):
                 self._move(transfers, now)
                 transfers = NO_TRANSFERS
             computed += steps
+            computed += (held_pages * cache.page_tokens - computed) // leap * leap
         if transfers:
             self._move(transfers, now)
 
@@ -210,6 +209,7 @@ class CacheServer(Server):
     def _begin(self, transfers: list[Transfer], now: float) -> list[Transfer]:
         """Begin the transfers that can run. Returns all of them, with those that the others wait for."""
         for transfer in transfers:
+            assert self.lower is not None
             begun = self.lower.begin(transfer, now)
             if not begun.can_run:
                 transfers = transfers + begun.waits
@@ -217,14 +217,13 @@ class CacheServer(Server):
 
     def _end(self, transfers: list[Transfer], now: float) -> list[Transfer]:
         """Begin and finish transfers in order, each after those that it waits for. Returns the transfers that follow."""
+        lower = self.lower
         follow_ups: list[Transfer] = []
         for transfer in transfers:
             if transfer.done:
                 continue
-            while True:
-                begun = self.lower.begin(transfer, now)
-                if begun.can_run:
-                    break
+            assert lower is not None
+            while not (begun := lower.begin(transfer, now)).can_run:
                 follow_ups += self._end(begun.waits, now)
-            follow_ups += self.lower.finish(transfer, now)
+            follow_ups += lower.finish(transfer, now)
         return follow_ups

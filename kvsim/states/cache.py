@@ -203,6 +203,9 @@ class HybridCache(ServedCache):
                 watch.claimed(lease)
         return claim
 
+    def is_waiting(self, lease: Lease) -> bool:
+        return self.kv.is_waiting(lease)
+
     def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
         return self.kv.grow(needs, now)
 

@@ -117,10 +117,9 @@ class RankedEviction(EvictionPolicy):
         entry: Any = (rank, place, node)
         line = self.line
         try:
-            is_last = bool(line) and entry > line[-1]
-            if not is_last or type(rank) is tuple:  # a bare NaN never sorts last
+            if not (isinstance(rank, float) and rank == rank):
                 check_rank(self, node, rank)
-            if is_last or not line:
+            if not line or entry > line[-1]:
                 line.append(entry)
             elif entry < line[0]:
                 line.appendleft(entry)
@@ -147,8 +146,9 @@ class RankedEviction(EvictionPolicy):
 
     def victims(self, now: float) -> Iterator[Node]:
         tier, line, heap = self.tier, self.line, self.heap
-        self._offer_again()
         untaken = self._untaken
+        if untaken or self._offered is not None:
+            self._offer_again()
         while line or heap:
             entry: tuple[Any, ...] = self._next_entry()
             node: Node = entry[2]
@@ -163,7 +163,8 @@ class RankedEviction(EvictionPolicy):
                 self._limit_to_next(node)
             self._offered = node
             yield node
-            self._look_back()
+            if self._offered is not None and self._offered.state[tier] == READY:
+                self._look_back()
 
     def _look_back(self) -> None:
         """Remember the last node offered if it is still evictable and has not been announced again."""

@@ -349,7 +349,9 @@ class CacheMachine(RuleBasedStateMachine):
         return [transfer for transfer in self.transfers if transfer.target is gpu and path & set(transfer.nodes)]
 
     def claim(self, running: Running) -> None:
+        is_waiting, known = self.cache.is_waiting(running.lease), set(self.transfers)
         claim = self.cache.claim(running.lease, self.time())
+        assert not is_waiting or claim.waits and known.issuperset(claim.waits)
         if claim.is_lost:
             self.drop(running)
         elif claim.waits:

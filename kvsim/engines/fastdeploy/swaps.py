@@ -140,7 +140,7 @@ class Swaps(LowerTiers):
     def store(self, edge: Edge, lease: SwapLease, now: float) -> list[Transfer]:
         """Begin to write a finished request's path to storage, and end the request with that; at once if nothing is written."""
         self._offer(edge, lease.node, now)
-        write: Transfer | None = self.under_way.open(edge) if edge.open is not None else None
+        write = self.under_way.opened.get(edge)
         if write is None:
             self.end(lease)
         else:
@@ -281,7 +281,7 @@ class Swaps(LowerTiers):
         for node in nodes:
             residency.add_copy(node, lower, INCOMING, residency.take(lower, node.pages))
             residency.pin(node, lower)
-            self.under_way.carry(transfer, node)
+        self.under_way.carry(transfer, nodes)
 
     def delete(self, tier: Tier, pages: int, now: float) -> None:
         """Delete ``pages`` pages of a tier, or all that can leave. Copies in storage stay, unless the tier is storage itself."""

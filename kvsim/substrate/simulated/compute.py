@@ -17,16 +17,20 @@ class Steps(metaclass=ABCMeta):
     def leap_s(self, work: Work, steps: int) -> float:
         """Return the seconds of the first ``steps`` steps, at a cost that does not grow with their number."""
 
-    def steps_by(self, work: Work, elapsed_s: float, steps: int) -> int:
-        """Return the number of steps, at most ``steps``, that reach the first step boundary at or after ``elapsed_s``."""
-        low, high = 1, steps
+    def steps_by(self, work: Work, elapsed_s: float, steps: int) -> tuple[int, float]:
+        """Return how many steps, at most ``steps``, reach the first boundary at or after ``elapsed_s``, and their seconds."""
+        low, high, seconds = 1, steps, self.leap_s(work, steps)
+        tried = int(steps * elapsed_s / seconds) if seconds else 0  # close, since the steps of a leap differ little
         while low < high:
-            middle = (low + high) // 2
-            if self.leap_s(work, middle) >= elapsed_s:
-                high = middle
+            tried = min(max(tried, low), high - 1)
+            tried_s = self.leap_s(work, tried)
+            if tried_s >= elapsed_s:
+                high, seconds = tried, tried_s
+                tried -= 1
             else:
-                low = middle + 1
-        return low
+                low = tried + 1
+                tried += 1
+        return low, seconds
 
 
 def step_times(model: ModelSpec, hardware: HardwareSpec) -> Steps:

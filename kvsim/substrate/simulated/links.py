@@ -120,8 +120,8 @@ class Channel:
         self._at = now
 
     def _activate(self, flow: Flow) -> None:
-        was_idle, now = not self._active, self.env.now
-        flow.started_s, flow.joined_at = now, self._served
+        was_idle = not self._active
+        flow.started_s, flow.joined_at = self._at, self._served
         self._flows += 1
         self._targets += self._served + flow.bytes
         heappush(self._active, (self._served + flow.bytes, self._flows, flow))
@@ -153,10 +153,10 @@ class Channel:
     def _on_timer(self, timer: Event) -> None:
         if timer.value != self._timers or not self._active:
             return
-        self._at = self.env.now
+        now = self._at = self.env.now
         target, _, flow = heappop(self._active)
         self._served = target
-        self._leave(flow, flow.bytes, self.env.now + self.latency_s)
+        self._leave(flow, flow.bytes, now + self.latency_s)
         _end(flow, flow.bytes, self.latency_s)
 
     def _leave(self, flow: Flow, n_bytes: float, arrival_s: float) -> None:

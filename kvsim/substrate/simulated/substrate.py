@@ -92,27 +92,25 @@ class SimulatedSubstrate:
     def compute(self, work: Work, loads: list[Transfer]) -> Event:
         if self._counts_repeated:
             work.count_repeated(self.page_tokens)
-        done = self.env.event()
         flows = [self.flows[load] for load in loads if load in self.flows] if loads else []
         if flows:
-            self._compute_behind(work, flows, done)
-        elif work.max_steps == 1:
-            step_s = self.warm_steps.leap_s(work, 1, self.env.now)
-            if self.sending is not None:
-                self.sending.step(work, step_s, self.env.now + step_s)
-            return self.env.timeout(step_s, 1)
-        else:
-            self._leap(work, done)
-        return done
+            return self._compute_behind(work, flows)
+        if work.max_steps > 1:
+            return self._leap(work)
+        step_s = self.warm_steps.leap_s(work, 1, self.env.now)
+        if self.sending is not None:
+            self.sending.step(work, step_s, self.env.now + step_s)
+        return self.env.timeout(step_s, 1)
 
-    def _leap(self, work: Work, done: Event) -> None:
+    def _leap(self, work: Work) -> Event:
         """Take several steps in one event, unless ``work.stop`` triggers: then the leap ends at the next step boundary."""
-        began = self.env.now
+        began, done = self.env.now, self.env.event()
 
         def stop(_: Event) -> None:
             if not done.triggered:
-                steps = self.steps.steps_by(work, self.env.now - began, work.max_steps)
-                self._end_after(began + self.steps.leap_s(work, steps) - self.env.now, done, steps)
+                now = self.env.now
+                steps, seconds = self.steps.steps_by(work, now - began, work.max_steps)
+                self._end_after(began + seconds - now, done, steps)
 
         self._end_after(self.steps.leap_s(work, work.max_steps), done, work.max_steps)
         if work.stop is not None:
@@ -120,10 +118,11 @@ class SimulatedSubstrate:
                 stop(work.stop)
             else:
                 work.stop.callbacks.append(stop)
+        return done
 
     def steps_done(self, work: Work, elapsed_s: float) -> int:
-        steps = self.steps.steps_by(work, elapsed_s, work.max_steps)
-        return steps if self.steps.leap_s(work, steps) <= elapsed_s and steps < work.max_steps else steps - 1
+        steps, seconds = self.steps.steps_by(work, elapsed_s, work.max_steps)
+        return steps if seconds <= elapsed_s and steps < work.max_steps else steps - 1
 
     def _end_after(self, seconds: float, done: Event, steps: int) -> None:
         """Trigger ``done`` with ``steps`` after some seconds, unless it has triggered before."""
@@ -134,12 +133,12 @@ class SimulatedSubstrate:
 
         self.env.timeout(max(0.0, seconds)).callbacks.append(end)
 
-    def _compute_behind(self, work: Work, flows: list[Flow], done: Event) -> None:
+    def _compute_behind(self, work: Work, flows: list[Flow]) -> Event:
         """Take one step while its loads land. Layers land evenly, so the step ends at the latest of three times.
 
         start + all compute; first layer landed + all compute; last layer landed + one layer's compute
         """
-        began, waiting = self.env.now, len(flows)
+        began, waiting, done = self.env.now, len(flows), self.env.event()
         compute_s = self.warm_steps.leap_s(work, 1, began)
 
         def landed(_: Event) -> None:
@@ -158,6 +157,7 @@ class SimulatedSubstrate:
 
         for flow in flows:
             flow.event.callbacks.append(landed)
+        return done
 
     def hand_over(self, send: Send) -> Event:
         assert self.sending is not None

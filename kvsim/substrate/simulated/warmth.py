@@ -66,8 +66,8 @@ class WarmSteps:
 
     def leap_s(self, work: Work, steps: int, begin_s: float) -> float:
         """Return the seconds of the first ``steps`` steps of work that begins at ``begin_s``. Of each engine, call in order."""
-        seconds = self.steps.leap_s(work, steps)
-        if not work.chunks:
+        seconds, warmth = self.steps.leap_s(work, steps), self._warmth[work.engine]
+        if not (work.chunks and warmth.gain):
             return seconds
         launch_s = self.hardware.launch_s(len(work.chunks), work.decode_requests, has_copies=work.has_copies)
-        return self._warmth[work.engine].prefill_s(begin_s, seconds, launch_s)
+        return warmth.prefill_s(begin_s, seconds, launch_s)

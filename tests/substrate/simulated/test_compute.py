@@ -65,7 +65,7 @@ def test_decode_steps_in_a_row_have_the_overhead_of_a_leap_once_and_prefill_has_
     known, leaping = roofline(overhead_s=1.0), roofline(overhead_s=1.0, leap_overhead_s=7.0)
     assert [leaping.leap_s(decode, steps) - known.leap_s(decode, steps) for steps in (1, 2, 5)] == [7, 7, 7]
     assert leaping.leap_s(chunk, 1) == known.leap_s(chunk, 1)
-    assert leaping.steps_by(decode, leaping.leap_s(decode, 3), 9) == 3
+    assert leaping.steps_by(decode, leaping.leap_s(decode, 3), 9) == (3, leaping.leap_s(decode, 3))
 
 
 def test_steps_of_a_leap_that_are_formed_one_by_one_have_the_overhead_of_a_leap_each() -> None:
@@ -157,4 +157,4 @@ def test_a_leap_that_is_stopped_ends_with_the_step_under_way(
     roof = roofline(flops_per_s, bytes_per_s)
     elapsed_s = roof.leap_s(work, steps) * fraction
     expected = next((done for done in range(1, steps) if roof.leap_s(work, done) >= elapsed_s), steps)
-    assert roof.steps_by(work, elapsed_s, steps) == expected
+    assert roof.steps_by(work, elapsed_s, steps) == (expected, roof.leap_s(work, expected))

@@ -188,7 +188,7 @@ def test_a_leap_is_the_sum_of_its_steps_and_may_be_stopped_at_each(work: Work, s
     assert parts.leap_s(work, steps) == pytest.approx(sum(each), rel=1e-9)
     elapsed_s = parts.leap_s(work, steps) * fraction
     expected = next((done for done in range(1, steps) if parts.leap_s(work, done) >= elapsed_s), steps)
-    assert parts.steps_by(work, elapsed_s, steps) == expected
+    assert parts.steps_by(work, elapsed_s, steps) == (expected, parts.leap_s(work, expected))
 
 
 def test_a_long_sum_costs_no_more_than_its_points() -> None:

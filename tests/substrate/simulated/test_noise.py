@@ -93,7 +93,7 @@ def test_each_step_of_a_leap_has_its_factor() -> None:
     assert [after - before for before, after in pairwise([0.0, *ends])] == pytest.approx(
         [step_s * (1 + more) for more in expected], rel=1e-6
     )
-    assert steps.steps_by(DECODE, ends[2] + 1e-9, 6) == 4
+    assert steps.steps_by(DECODE, ends[2] + 1e-9, 6) == (4, steps.leap_s(DECODE, 4))
     later = replace(DECODE, decode_step=5)
     assert steps.leap_s(later, 1) == pytest.approx(ends[2] - ends[1]), "the same step, in a leap that begins with it"
 
