@@ -51,13 +51,9 @@ class Leaps:
     def _repetitions(self, decoding: Sequence[Served], room: int) -> int:
         """Return how often a step is repeated if no request arrives and no copy ends; ``room``: pages that may be taken."""
         now, flight = self._running.formed, len(self._running.flight)
-        ends = [served.since + served.job.request.output_tokens - served.job.generated - served.flying for served in decoding]
-        offers = [
-            served.since + served.offered_tokens - served.job.computed + (flight if served.wake else served.flying)
-            for served in decoding
-        ]
-        most = min(LEAP_STEPS, min(ends) - now, min(offers) - now - 2)
-        if most > 0:
+        offers = [served.offered_tokens - served.base + (flight if served.wake else served.flying) for served in decoding]
+        most = min(LEAP_STEPS, min([served.ends_at for served in decoding]) - now, min(offers) - now - 2)
+        if len(decoding) * -(-most // self._cache.page_tokens) > room:
             held = self._held(decoding)
             while most > 0 and self._pages_due(held, most) > room:
                 most //= 2
@@ -66,7 +62,7 @@ class Leaps:
     def _held(self, some: Sequence[Served]) -> list[tuple[int, int]]:
         """Return the tokens computed and the pages of requests that the last step computes."""
         now = self._running.formed
-        return [(served.job.computed + now - served.since, served.lease.held_pages) for served in some]
+        return [(served.base + now, served.lease.held_pages) for served in some]
 
     def _pages_due(self, held: Sequence[tuple[int, int]], steps: int) -> int:
         """Return the pages that requests with so many (tokens, pages) take in the ``steps`` after a step."""

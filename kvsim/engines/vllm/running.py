@@ -11,8 +11,7 @@ class RunningRequests:
 
     busy     a pass gives each its tokens and its blocks
     steady   gets a token in each step, and at times a block for it. Its answer does not end, no page gets a name, and no chunk
-             is offered. What is noted of it is as of the step ``since``, whose token and all before count as generated; it is
-             brought up to date when it wakes
+             is offered. What its job and ``Served`` count is brought up to date when it wakes
 
     So a pass takes time for the busy ones and for those that need blocks, which two heaps know.
     """
@@ -32,7 +31,7 @@ class RunningRequests:
         """A heap of (step in which a steady request needs a block, its entry, the request)."""
         self._entries = self._admissions = 0
         self._computed_offset = 0
-        """Sum over the steady requests of (tokens computed - steps formed)."""
+        """Sum of ``base`` over the steady requests."""
 
     def __len__(self) -> int:
         return len(self.all)
@@ -44,7 +43,7 @@ class RunningRequests:
 
     def computed(self, served: Served) -> int:
         """Return the tokens computed, those of steps in flight included, of a request that the last step computes."""
-        return served.job.computed + self.formed - served.since
+        return served.base + self.formed
 
     def is_scarce(self, most_tokens: int) -> bool:
         """Whether a step of at most so many tokens may be full before the last request has its turn."""
@@ -62,7 +61,9 @@ class RunningRequests:
         self.busy.append(served)
 
     def remove(self, served: Served) -> None:
-        """Let a request that is awake run no more."""
+        """Let a request run no more."""
+        if served.wake:
+            self.wake([served])
         self.all.remove(served)
         self.busy.remove(served)
 
@@ -83,7 +84,8 @@ class RunningRequests:
         for chunk in step.chunks:
             served = chunk.served
             served.chunks = step.chunks
-            served.since = self.formed
+            served.base = served.job.computed - self.formed
+            served.ends_at = self.formed + served.job.request.output_tokens - served.job.generated - served.flying
             steps = self._steady_steps(served)
             if steps > 0:
                 self._join(served, steps)
@@ -98,35 +100,32 @@ class RunningRequests:
         if job.phase != DECODING or not job.is_prefilled or served.is_partial or flying != len(self.flight):
             return 0
         computed, page_tokens = job.computed, self._page_tokens
-        steps = min(job.request.output_tokens - job.generated - flying, served.offered_tokens - computed) - 1
+        steps = min(served.ends_at - self.formed, served.offered_tokens - computed) - 1
         return min(steps, page_tokens - 1 - (computed - flying + 1) % page_tokens) if lease.rest else steps
 
     def _join(self, served: Served, steps: int) -> None:
-        job = served.job
-        job.generated += served.flying
         served.flying = served.steps_out = 0
         self._entries += 1
         served.wake = self._entries
         heappush(self._wakes, (self.formed + steps + 1, served.wake, served))
-        self._computed_offset += job.computed - self.formed
-        self.steady[job] = served
+        self._computed_offset += served.base
+        self.steady[served.job] = served
         self.need_block(served)
 
     def need_block(self, served: Served) -> None:
         """Note when a steady request needs its next block."""
-        room = served.lease.held_pages * self._page_tokens - self.computed(served)
-        heappush(self._needs, (self.formed + room + 1, served.wake, served))
+        room = served.lease.held_pages * self._page_tokens - served.base
+        heappush(self._needs, (room + 1, served.wake, served))
 
     def wake(self, some: list[Served]) -> None:
-        """Make steady requests busy: what is noted of them is as of now. Steps in flight have chunks of them."""
+        """Make steady requests busy, with what is counted of them brought up to date, and chunks in the steps in flight."""
         flight = self.flight
         for served in some:
-            job, steps = served.job, self.formed - served.since
-            self._computed_offset -= job.computed - served.since
-            served.since = self.formed
-            job.computed += steps
-            job.generated += steps - len(flight)
+            job = served.job
+            self._computed_offset -= served.base
+            job.computed = served.base + self.formed
             served.flying = served.steps_out = len(flight)
+            job.generated = job.request.output_tokens - (served.ends_at - self.formed) - len(flight)
             served.wake = 0
             del self.steady[job]
             for step in reversed(flight):
@@ -142,6 +141,15 @@ class RunningRequests:
     def wake_due(self, steps: int) -> None:
         """Wake the requests that need more than tokens and blocks in the next ``steps`` steps."""
         self.wake(self._due(self._wakes, steps))
+
+    def turns(self) -> tuple[list[Served], int]:
+        """Return those that the next step needs served, in order, and how many are at their head that only need a block each.
+
+        ``need_block`` has to follow for the steady ones.
+        """
+        needs = self.take_needs(1)
+        turns = sorted([*self.busy, *needs], key=place_of) if needs else self.busy.copy()
+        return turns, next((at for at, served in enumerate(turns) if not served.wake), len(turns))
 
     def take_needs(self, steps: int) -> list[Served]:
         """Return the steady requests that need blocks in the next ``steps`` steps; ``need_block`` has to follow for each."""

@@ -18,7 +18,7 @@ from kvsim.engines.vllm.block_pool import BlockLease
 from kvsim.engines.vllm.leaps import Leaps
 from kvsim.engines.vllm.line import ArrivalLine
 from kvsim.engines.vllm.offloads import Offloads
-from kvsim.engines.vllm.running import RunningRequests, place_of
+from kvsim.engines.vllm.running import RunningRequests
 from kvsim.engines.vllm.served import BlockStep, Chunk, Served
 from kvsim.engines.vllm.stepped import SteppedCache
 
@@ -75,8 +75,8 @@ class BlockSchedule(Schedule):
         self._preempted: list[Served] = []
         self._leaving: list[Served] = []
         """Those that the last pass has passed over, since their last tokens are in flight."""
-        self._is_stuck = False
-        """Whether the first request of the queue found no room in the last pass, and only room can help it."""
+        self._stuck: Job | None = None
+        """The first request of the queue, if it found no room in the last pass."""
         self._leaps = Leaps(self.cache, parts.gpu, offloads, self.running, looks_ahead=looks_ahead)
 
     def report_to(self, frontend: Frontend) -> None:
@@ -145,7 +145,7 @@ class BlockSchedule(Schedule):
 
     def _pass(self) -> BlockStep:
         self._chunks, self._decoding, self._preempted, self._leaving = [], [], [], []
-        self._work, self._is_stuck = Work(engine=self.number), False
+        self._work, self._stuck = Work(engine=self.number), None
         self.offloads.begin_pass()
         self.running.wake_due(1)
         if self.running.is_scarce(self.max_batch_tokens):
@@ -159,8 +159,9 @@ class BlockSchedule(Schedule):
     def _serve_running(self) -> None:
         """Serve the running requests, in order, until the step is full or one does not fit."""
         running = self.running
-        needs = running.take_needs(1)
-        for served in sorted([*running.busy, *needs], key=place_of) if needs else running.busy.copy():
+        turns, steady = running.turns()
+        self.cache.pool.make_room(steady)  # at once or, if there is too little, one after another
+        for served in turns:
             if self._budget <= 0:
                 return
             if served in self._preempted:
@@ -265,9 +266,7 @@ class BlockSchedule(Schedule):
 
     def _try(self, job: Job, passed: set[Job]) -> bool:
         """Try a waiting request. Returns False if it does not fit; one that has to wait for something joins ``passed``."""
-        served = self._served.get(job)
-        if served is None:
-            served = self._served[job] = Served(job)
+        served = self._served.get(job) or self._served.setdefault(job, Served(job))
         lease = self.cache.match(job.request, self.gpu, job.why, job.target_tokens)
         loadable = None if served.flying else self.offloads.loadable(served, lease)
         if loadable is None:
@@ -280,10 +279,11 @@ class BlockSchedule(Schedule):
             or not self.cache.admit(lease, self._pages(job), self.env.now, loadable.pages)
         ):
             lacks_room = not self.cache.pool.has_room(lease.path, self._pages(job))
-            self._is_stuck = lacks_room and not passed and not self.offloads.moves(job.request)
+            self._stuck = job if lacks_room and not passed else None
             return False
         self.waiting.leave_queue(job)
         job.lease, job.phase, job.is_known = lease, PREFILLING, True
+        served.lease = cast(BlockLease, lease)
         job.admissions += 1
         job.computed = found * self.page_tokens
         job.times.has_pages(self.env.now)
@@ -345,7 +345,8 @@ class BlockSchedule(Schedule):
         """Whether the next pass does the same with waiting requests even if stores end or pages leave the GPU."""
         if not self._takes_more or self.is_draining:
             return True
-        return (self._is_stuck or not len(self.queue)) and not any(served.is_loaded for served in self.loading)
+        is_stuck = self._stuck is not None and not self.offloads.moves(self._stuck.request)
+        return (is_stuck or not len(self.queue)) and not any(served.is_loaded for served in self.loading)
 
     def began(self, step: Step, done: Event) -> None:
         step.work.has_copies = self.mover.begins_copies(self.gpu.owner)
@@ -411,8 +412,6 @@ class BlockSchedule(Schedule):
         job.times.waits_again(self.env.now)
         served = self._served.pop(job, None)
         if served is not None and job.lease is not None:
-            if served.wake:
-                self.running.wake([served])
             self.cache.release(served.lease, LOST)
             job.lease = None
             (self.loading if served in self.loading else self.running).remove(served)

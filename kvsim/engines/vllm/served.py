@@ -1,7 +1,5 @@
 """A request on vLLM's scheduler, what a step computes of it, and the step."""
 
-from typing import Any, cast
-
 from kvsim.core.transfer import NO_TRANSFERS
 from kvsim.engine.job import Job
 from kvsim.engine.schedule import Step
@@ -13,9 +11,12 @@ from kvsim.engines.vllm.copies import NO_COPIES
 class Served:
     """What the scheduler knows of a request besides its job. The job's ``computed`` counts tokens of steps that run, too."""
 
+    lease: BlockLease
+    """What it holds of the cache, once it has been admitted; after that, as long as its job has a lease."""
+
     __slots__ = (
-        "chunks", "flying", "is_loaded", "is_partial", "job", "last_slots", "next_chunk", "offered_tokens", "place", "since",
-        "steps_out", "stores", "wake",
+        "base", "chunks", "ends_at", "flying", "is_loaded", "is_partial", "job", "last_slots", "lease", "next_chunk",
+        "offered_tokens", "place", "steps_out", "stores", "wake",
     )  # fmt: skip
 
     def __init__(self, job: Job) -> None:
@@ -34,21 +35,18 @@ class Served:
         """The number of its tokens with which that one is offered."""
         self.stores = 0
         """Its stores whose end has not been reported."""
-        self.last_slots: Any = None
+        self.last_slots: list[int] = []
         """The GPU's slots of its pages when it finished, if stores read them."""
         self.place = 0
         """Its place in the order of admission."""
         self.wake = 0
         """Number of its entry among those that wake, while it is steady (``RunningRequests``); 0: it is busy."""
-        self.since = 0
-        """The last step that computed it while it was busy."""
         self.chunks: list[Chunk] = []
-        """The chunks of that step."""
-
-    @property
-    def lease(self) -> BlockLease:
-        """What it holds of the cache; it must have been admitted."""
-        return cast(BlockLease, self.job.lease)
+        """The chunks of the last step that computed it while it was busy."""
+        self.base = 0
+        """Its tokens computed after that step, less the steps formed. While it is steady, they grow alike."""
+        self.ends_at = 0
+        """The step that brings its last token, if all from that step on compute it."""
 
     @property
     def wanted_tokens(self) -> int:
