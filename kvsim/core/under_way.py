@@ -13,8 +13,8 @@ class UnderWay:
 
     def __init__(self, residency: Residency, edges: list[Edge]) -> None:
         self.residency = residency
-        self.edges = edges
-        """From the top down: an edge comes before the edges below its lower tier."""
+        self._edges = edges[::-1]
+        """From the bottom up: an edge comes after the edges below its lower tier."""
         self.in_flight: dict[Transfer, None] = {}
         """Transfers handed out but not yet ended, in order of creation."""
 
@@ -35,7 +35,7 @@ class UnderWay:
     def flush(self) -> list[Transfer]:
         """Return the write-downs decided on since the last call, the lowest edge first: each frees room for the next."""
         opened = NO_TRANSFERS
-        for edge in reversed(self.edges):
+        for edge in self._edges:
             if edge.open is not None:
                 transfer, edge.open = cast(Transfer, edge.open), None
                 if transfer.nodes:

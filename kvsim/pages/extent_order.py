@@ -26,6 +26,14 @@ class _Segment:
             self.newer = newer = older.newer
             older.newer = newer.older = self
 
+    def move_behind(self, other: "_Segment") -> None:
+        """Move next to another segment, on its newer side."""
+        if other is not self:
+            self.older.newer, self.newer.older = self.newer, self.older
+            self.older, self.newer = other, other.newer
+            other.newer.older = self
+            other.newer = self
+
 
 class _Anchors:
     """The anchors of all segments, sorted, in blocks, so that an insertion shifts one block only."""
@@ -137,7 +145,13 @@ class ExtentOrder:
         """Put the path's pages at the recent end with this value (not None); pages that are present already move there."""
         by_anchor, anchors, end = self._by_anchor, self._anchors, self._end
         for start, pages in reversed(extents) if tail_first else extents:
-            stop = start + pages
+            stop, last = start + pages, end.older
+            continues = (last.start == stop if tail_first else last.stop == start) and last.value == value
+            whole = by_anchor.get(start)
+            if whole is not None and whole.start == start and whole.stop == stop and not continues:
+                whole.move_behind(last)
+                whole.tail_first, whole.value = tail_first, value
+                continue
             if start >= self._upto:  # behind all others
                 at = len(anchors.blocks) - 1
                 block = anchors.blocks[at]
