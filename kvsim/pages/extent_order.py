@@ -26,6 +26,14 @@ class _Segment:
             self.newer = newer = older.newer
             older.newer = newer.older = self
 
+    def move_behind(self, other: "_Segment") -> None:
+        """Move next to another segment, on its newer side."""
+        if other is not self:
+            self.older.newer, self.newer.older = self.newer, self.older
+            self.older, self.newer = other, other.newer
+            other.newer.older = self
+            other.newer = self
+
 
 class _Anchors:
     """The anchors of all segments, sorted, in blocks, so that an insertion shifts one block only."""
@@ -111,15 +119,23 @@ class ExtentOrder:
                 start = upto
         return pieces
 
+    def leading(self, extents: Iterable[Extent]) -> list[Extent]:
+        """Return the path's leading pages that are present without a gap, in pieces of one value each."""
+        pieces: list[Extent] = []
+        for start, pages in extents:
+            stop = start + pages
+            while start < stop:
+                segment = self._overlapping(start, stop - start)
+                if segment is None or start < segment.start:
+                    return pieces
+                upto = segment.stop if segment.stop < stop else stop
+                pieces.append((start, upto - start))
+                start = upto
+        return pieces
+
     def leading_pages(self, extents: Iterable[Extent]) -> int:
         """Count the path's leading pages that are present without a gap."""
-        count = 0
-        for extent in extents:
-            for (_, pages), value in self.pieces((extent,)):
-                if value is None:
-                    return count
-                count += pages
-        return count
+        return sum([pages for _, pages in self.leading(extents)])
 
     def count(self, extents: Iterable[Extent]) -> int:
         """Count the path's pages that are present."""
@@ -129,21 +145,33 @@ class ExtentOrder:
         """Put the path's pages at the recent end with this value (not None); pages that are present already move there."""
         by_anchor, anchors, end = self._by_anchor, self._anchors, self._end
         for start, pages in reversed(extents) if tail_first else extents:
-            stop = start + pages
-            at = bisect_right(anchors.firsts, start) - 1
-            block = anchors.blocks[at]
-            place = bisect_right(block, start)
-            is_free = (
-                0 < place < len(block) and stop <= by_anchor[block[place]].start and by_anchor[block[place - 1]].stop <= start
-            )
-            if not is_free and self._overlapping(start, pages) is not None:
-                self.remove(((start, pages),))
+            stop, last = start + pages, end.older
+            continues = (last.start == stop if tail_first else last.stop == start) and last.value == value
+            whole = by_anchor.get(start)
+            if whole is not None and whole.start == start and whole.stop == stop and not continues:
+                whole.move_behind(last)
+                whole.tail_first, whole.value = tail_first, value
+                continue
+            if start >= self._upto:  # behind all others
+                at = len(anchors.blocks) - 1
+                block = anchors.blocks[at]
+                place = len(block)
+                self._upto = stop
+            else:
                 at = bisect_right(anchors.firsts, start) - 1
                 block = anchors.blocks[at]
                 place = bisect_right(block, start)
+                is_free = (
+                    0 < place < len(block) and stop <= by_anchor[block[place]].start and by_anchor[block[place - 1]].stop <= start
+                )
+                if not is_free and self._overlapping(start, pages) is not None:
+                    self.remove(((start, pages),))
+                    at = bisect_right(anchors.firsts, start) - 1
+                    block = anchors.blocks[at]
+                    place = bisect_right(block, start)
+                if stop > self._upto:
+                    self._upto = stop
             self.pages += pages
-            if stop > self._upto:
-                self._upto = stop
             last = end.older
             if (last.start != stop if tail_first else last.stop != start) or last.value != value or last.tail_first != tail_first:
                 by_anchor[start] = _Segment(start, stop, tail_first, value, last)

@@ -7,6 +7,7 @@ evicted. A request's chunks are handled as runs.
 from abc import ABCMeta, abstractmethod
 from collections.abc import Iterable
 from heapq import heappop, heappush
+from itertools import takewhile
 from math import frexp, ldexp, ulp
 from typing import Final
 
@@ -72,6 +73,10 @@ class OffloadOrder(metaclass=ABCMeta):
         """Cut the whole path into stored (True) and missing (False) pieces."""
 
     @abstractmethod
+    def leading(self, runs: Iterable[Extent]) -> list[Extent]:
+        """Return the pieces of the path that are stored, up to the first that is missing."""
+
+    @abstractmethod
     def touch(self, use: OffloadUse, chunks: Placed) -> None:
         """Record that a request loads chunks, or is offered chunks that are ready."""
 
@@ -117,6 +122,9 @@ class LruOffload(OffloadOrder):
 
     def find(self, runs: Iterable[Extent]) -> Seen:
         return [(run, here is not None) for run, here in self._numbers.pieces(runs)]
+
+    def leading(self, runs: Iterable[Extent]) -> list[Extent]:
+        return self._numbers.leading(runs)
 
     def touch(self, use: OffloadUse, chunks: Placed) -> None:
         number = self._number_of(use)
@@ -210,6 +218,9 @@ class ArcOffload(OffloadOrder):
 
     def find(self, runs: Iterable[Extent]) -> Seen:
         return [(run, here is not None) for run, here, _ in _pieces_of_two(self.once, self.again, runs)]
+
+    def leading(self, runs: Iterable[Extent]) -> list[Extent]:
+        return [run for run, _ in takewhile(lambda found: found[1], self.find(runs))]
 
     def touch(self, use: OffloadUse, chunks: Placed) -> None:
         for run, _ in chunks:

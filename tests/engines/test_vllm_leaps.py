@@ -11,12 +11,14 @@ from kvsim.cluster.cluster import Failure
 from kvsim.core.request import Request
 from kvsim.engine.substrate import Work
 from kvsim.engine.watch import EngineWatch
-from kvsim.engines.vllm import offloads
+from kvsim.engines.vllm import leaps as leaps_module
 from tests.engines.recorded_schedules import Row
 from tests.engines.test_vllm_offload_schedule import PAGE_TOKENS, Small, Story
 from tests.workloads import EXAMPLES, Words
 
-pytestmark = pytest.mark.skipif(not offloads.__file__.endswith(".py"), reason="a compiled schedule has its longest leap built in")
+pytestmark = pytest.mark.skipif(
+    not leaps_module.__file__.endswith(".py"), reason="a compiled schedule has its longest leap built in"
+)
 
 
 class Counted(EngineWatch):
@@ -57,7 +59,7 @@ def both_ways(
     leaps, steps = Counted(), Counted()
     in_leaps = Small(**small).run(requests, [leaps], failures)
     with monkeypatch.context() as patch:
-        patch.setattr("kvsim.engines.vllm.offloads.LEAP_STEPS", 0)
+        patch.setattr("kvsim.engines.vllm.leaps.LEAP_STEPS", 0)
         step_by_step = Small(**small).run(requests, [steps], failures)
     assert steps.steps == steps.events
     assert leaps.steps == steps.steps or failures

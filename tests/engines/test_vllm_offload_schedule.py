@@ -13,13 +13,14 @@ import pytest
 import kvsim
 from kvsim.cli import main
 from kvsim.cluster.cluster import Cluster, Failure
-from kvsim.core.pool import Pool, SlotPool
+from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.rules import CacheSetup
 from kvsim.core.tier import Tier, chain
 from kvsim.engine.engine import Engine, EngineSettings
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.watch import EngineWatch
+from kvsim.engines.vllm.block_numbers import BlockNumbers
 from kvsim.engines.vllm.offloading import OffloadingCache
 from kvsim.engines.vllm.rules import VLLMRules
 from kvsim.errors import UsageError
@@ -313,7 +314,7 @@ def test_what_does_not_go_together_ends_with_one_line(
 def test_slots_of_the_gpu_are_numbered_where_copies_read_them() -> None:
     small = Small(8, 20)
     cache = small.rules.cache(small.setup)
-    assert isinstance(cache, OffloadingCache) and isinstance(cache.gpu.pool, SlotPool)
+    assert isinstance(cache, OffloadingCache) and isinstance(cache.gpu.pool, BlockNumbers)
 
 
 def test_another_order_than_by_arrival_is_refused() -> None:

@@ -9,6 +9,7 @@ from kvsim.core.request import Request
 from kvsim.core.tier import Tier
 from kvsim.core.tree import NO_CHILDREN, READY, Node, RadixTree
 from kvsim.core.victims import check_enough, cut_after, victim, victims
+from kvsim.engines.vllm.block_numbers import BlockNumbers
 from kvsim.engines.vllm.block_residency import BlockResidency
 from kvsim.pages.extents import Extent, count_pages
 
@@ -314,8 +315,8 @@ class BlockPool:
         assert gpu.evictable_pages == sum(node.pages for node in nodes if not node.pins[0]), "evictable pages"
         slots = [node.slots[0] for node in [*nodes, *doomed]] + [lease.slots for lease in leases]
         assert gpu.pool.free + sum(map(gpu.pool.count, slots)) == gpu.pool.capacity, "slots leaked"
-        if isinstance(gpu.pool, SlotPool):
-            owned = {slot for some in (*slots, gpu.pool.free_slots()) for slot in some.tolist()}
+        if isinstance(gpu.pool, (SlotPool, BlockNumbers)):
+            owned = {int(slot) for some in (*slots, gpu.pool.free_slots()) for slot in some}
             assert len(owned) == gpu.pool.capacity, "a slot has two owners"
 
     def check_nodes(self, leases: list[BlockLease]) -> list[Node]:

@@ -5,7 +5,7 @@ request's chunks are handled as runs.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvsim.core.copies import Counts
 from kvsim.core.tier import Edge
@@ -49,6 +49,9 @@ class Found(NamedTuple):
     """Whether some of them are being loaded."""
 
 
+NOTHING_FOUND: Final = Found([], is_written=False, is_read=False)
+
+
 class OffloadTier:
     """The CPU tier: finds chunks to load, and stores chunks that are offered. A store is made whole or not at all.
 
@@ -75,11 +78,9 @@ class OffloadTier:
 
     def look_up(self, path: tuple[Extent, ...], first: int) -> Found:
         """Find the chunks of a path from the one at position ``first`` on, up to the first that is not here."""
-        chunks: list[Extent] = []
-        for run, here in self.order.find(split_extents(path, first)[1]):
-            if not here:
-                break
-            chunks.append(run)
+        chunks = self.order.leading(split_extents(path, first)[1])
+        if not chunks:
+            return NOTHING_FOUND
         return Found(chunks, self._writing.count(chunks) > 0, self._reading.count(chunks) > 0)
 
     def is_busy(self, path: tuple[Extent, ...]) -> bool:

@@ -1,16 +1,15 @@
 """vLLM's GPU block pool and its CPU pool as an engine in time calls them."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
-
-import numpy as np
+from typing import NamedTuple, cast
 
 from kvsim.core.lease import Lease
 from kvsim.core.plain_lower import PlainLower
-from kvsim.core.pool import UNLIMITED, SlotPool
+from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.core.tier import Edge, Tier
+from kvsim.engines.vllm.block_numbers import BlockNumbers
 from kvsim.engines.vllm.block_pool import BlockLease
 from kvsim.engines.vllm.copies import BlockCopy
 from kvsim.engines.vllm.offload import OffloadingCounts, OffloadTier
@@ -47,7 +46,7 @@ class OffloadingCache(SteppedCache):
         gpu = tiers[0]
         if gpu.pool.capacity == UNLIMITED:
             raise ValueError("tiers.gpu.capacity=unlimited has no blocks that CPU offloading could read: set a size")
-        gpu.pool = SlotPool(gpu.pool.capacity)
+        gpu.pool = BlockNumbers(gpu.pool.capacity)
         super().__init__(gpu, rules, page_tokens, tiers=len(tiers))
         self.tiers = list(tiers)
         self.residency.counts = counts = OffloadingCounts()
@@ -133,28 +132,26 @@ class OffloadingCache(SteppedCache):
             return UNLIMITED
         return tokens
 
-    def slots_of(self, lease: Lease) -> Any:
-        """Return the GPU's slots of a request's pages with names, an array."""
+    def slots_of(self, lease: Lease) -> list[int]:
+        """Return the GPU's slots of a request's pages with names."""
         held = [node.slots[self.gpu.index] for node in self.pool.held(cast(BlockLease, lease))]
-        return np.concatenate(held) if held else np.empty(0, dtype=np.int64)
+        return [slot for slots in held for slot in slots]
 
     def begin_pass(self) -> None:
         """Note from now on which blocks requests get."""
         self.pool.handed = []
 
-    def reads_handed(self, copy: BlockCopy, held: Any) -> bool:
+    def reads_handed(self, copy: BlockCopy, held: list[int]) -> bool:
         """Whether a store reads a block that has been given to a request, anew or as a hit, since ``begin_pass``.
 
-        ``held`` are the slots of its request's path, an array.
+        ``held`` are the slots of its request's path.
         """
-        if not self.pool.handed:
+        handed = [slot for slots in self.pool.handed or () for slot in slots]
+        if not handed:
             return False
-        is_handed = np.zeros(self.gpu.pool.capacity, dtype=bool)
-        for slots in self.pool.handed:
-            is_handed[slots] = True
         size = self.chunk_pages
         reads = zip(copy.chunks, copy.places or (), strict=True)
-        return any(is_handed[held[place * size : (place + run[1]) * size]].any() for run, place in reads)
+        return not set(handed).isdisjoint([slot for run, at in reads for slot in held[at * size : (at + run[1]) * size]])
 
     def report(self, copy: BlockCopy) -> None:
         """Let the end of a copy take effect in the CPU pool."""

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from simpy import Event
 
 from kvsim.core.lease import Lease
+from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import Tier
-from kvsim.engine.job import ENDED, LEAP_STEPS
+from kvsim.engine.job import ENDED
 from kvsim.engine.mover import Mover
 from kvsim.engines.vllm.copies import NO_COPIES, BlockCopy, CopyLines
 from kvsim.engines.vllm.offloading import NOTHING, Loadable, OffloadingCache
@@ -27,6 +28,8 @@ class Offloads:
 
     keeps_in_flight: bool = False
     """Whether a request keeps its blocks while a step in flight computes it."""
+    first_offer_tokens: int = UNLIMITED
+    """The number of its tokens with which a request that has just been admitted is looked at for an offer."""
 
     def __init__(self) -> None:
         self.copies: dict[BlockCopy, None] = {}
@@ -55,13 +58,13 @@ class Offloads:
         """Return the copies that have ended since the last step was launched."""
         return NO_COPIES
 
-    def repetitions(self, chunks: Sequence[Chunk], leaving: Sequence[Served], *, is_settled: bool) -> int:
-        """Return how often the step that was launched last is repeated with no part in it for copies.
+    def may_leap(self, leaving: Sequence[Served], *, is_settled: bool) -> bool:
+        """Whether the step that was launched last can be repeated with no part in it for copies, until a chunk is offered.
 
         leaving     requests whose last tokens are in flight
         is_settled  whether neither the end of a store nor the loss of pages on the GPU matters to requests that wait
         """
-        return LEAP_STEPS
+        return True
 
     @property
     def only_waits(self) -> bool:
@@ -90,7 +93,7 @@ class CpuOffloads(Offloads):
 
     def __init__(self, cache: OffloadingCache, mover: Mover) -> None:
         super().__init__()
-        self.keeps_in_flight = True
+        self.keeps_in_flight, self.first_offer_tokens = True, 0
         self.cache = cache
         self._mover = mover
         self._lines = CopyLines(mover)
@@ -167,13 +170,10 @@ class CpuOffloads(Offloads):
             copy.is_reported = True
         return ended
 
-    def repetitions(self, chunks: Sequence[Chunk], leaving: Sequence[Served], *, is_settled: bool) -> int:
+    def may_leap(self, leaving: Sequence[Served], *, is_settled: bool) -> bool:
         if self._kept or self._loads or any(self._holds_up(copy, is_settled=is_settled) for copy in self.copies):
-            return 0
-        if any(served.offered_tokens < served.job.target_tokens + served.flying for served in leaving):
-            return 0
-        left = [chunk.served.offered_tokens - chunk.served.job.target_tokens - 1 for chunk in chunks]
-        return max(0, min(LEAP_STEPS, *left))
+            return False
+        return not any(served.offered_tokens < served.job.target_tokens + served.flying for served in leaving)
 
     @staticmethod
     def _holds_up(copy: BlockCopy, *, is_settled: bool) -> bool:

@@ -18,6 +18,7 @@ from kvsim.engines.vllm.block_pool import BlockLease
 from kvsim.engines.vllm.leaps import Leaps
 from kvsim.engines.vllm.line import ArrivalLine
 from kvsim.engines.vllm.offloads import Offloads
+from kvsim.engines.vllm.running import RunningRequests
 from kvsim.engines.vllm.served import BlockStep, Chunk, Served
 from kvsim.engines.vllm.stepped import SteppedCache
 
@@ -55,15 +56,13 @@ class BlockSchedule(Schedule):
         self.waiting = WaitingRequests(self.cache, parts.gpu, parts.mover, parts.prefetching, self.queue, parts.wake)
         self.offloads = offloads
         self._woken = parts.woken
-        self.running: list[Served] = []
-        """In order of admission."""
+        self.running = RunningRequests(self.page_tokens)
         self.loading: list[Served] = []
         """Those that wait for their loads, or for their first step after these."""
         self._served: dict[Job, Served] = {}
         self._retractions = 0
         self._has_finished = False
         """Whether a request has finished since the last pass."""
-        self._steps_out = 0
         self._has_reported = False
         """Whether the end of a copy has taken effect since the last pass."""
         self._was_empty = False
@@ -76,11 +75,9 @@ class BlockSchedule(Schedule):
         self._preempted: list[Served] = []
         self._leaving: list[Served] = []
         """Those that the last pass has passed over, since their last tokens are in flight."""
-        self._is_stuck = False
-        """Whether the first request of the queue found no room in the last pass, and only room can help it."""
-        self._formed: BlockStep | None = None
-        """The step formed last, if it has not ended."""
-        self._leaps = Leaps(self.cache, parts.gpu, offloads, looks_ahead=looks_ahead)
+        self._stuck: Job | None = None
+        """The first request of the queue, if it found no room in the last pass."""
+        self._leaps = Leaps(self.cache, parts.gpu, offloads, self.running, looks_ahead=looks_ahead)
 
     def report_to(self, frontend: Frontend) -> None:
         self.frontend = frontend
@@ -103,13 +100,13 @@ class BlockSchedule(Schedule):
         raise AssertionError("vLLM's schedule takes no requests from other engines")
 
     def transfer_ended(self, transfer: Transfer) -> bool:
-        return self._leaps.current is not None or not self.running
+        return self._leaps.current is not None or not self.running.all
 
     # --- a pass --------------------------------------------------------------------------------------------------------------
 
     @property
     def _has_work(self) -> bool:
-        return bool(self.running or self.loading or self._has_finished or len(self.queue) or self.offloads.copies)
+        return bool(self.running.all or self.loading or self._has_finished or len(self.queue) or self.offloads.copies)
 
     def form(self) -> Any:
         if self._was_empty and self._has_work:
@@ -117,7 +114,7 @@ class BlockSchedule(Schedule):
         else:
             yield self.env.timeout(0.0)  # requests that arrive at the same moment are seen
         self._was_empty = False
-        is_idle = not (len(self) or self._has_finished or self._steps_out or self.offloads.copies)
+        is_idle = not (len(self) or self._has_finished or self.running.flight or self.offloads.copies)
         if is_idle and self.is_draining:
             self.frontend.drained()
         if not self._has_work:
@@ -128,9 +125,7 @@ class BlockSchedule(Schedule):
             if not copy.transfer.done:
                 yield self.mover.end_of(copy.transfer)
         step.reported = self.offloads.seen()
-        self._was_empty = not step.chunks
-        self._steps_out += 1
-        self._formed = step
+        self._was_empty = step.is_empty
         self._leap(step)
         return step
 
@@ -141,7 +136,7 @@ class BlockSchedule(Schedule):
         """
         at_s = self.env.now + POLL_S
         has_news = self._has_finished or self._has_reported or self._preempted
-        is_settled = not (self.running or has_news or any(served.is_loaded for served in self.loading))
+        is_settled = not (self.running.all or has_news or any(served.is_loaded for served in self.loading))
         if is_settled and self.offloads.only_waits:
             yield self._woken()
             while at_s < self.env.now:
@@ -150,28 +145,51 @@ class BlockSchedule(Schedule):
 
     def _pass(self) -> BlockStep:
         self._chunks, self._decoding, self._preempted, self._leaving = [], [], [], []
-        self._work, self._is_stuck = Work(engine=self.number), False
-        self._budget = self.max_batch_tokens
+        self._work, self._stuck = Work(engine=self.number), None
         self.offloads.begin_pass()
-        at = 0
-        while at < len(self.running) and self._budget > 0:
-            served = self.running[at]
-            if served.is_last_out:
-                self._leaving.append(served)
-            elif not self._serve(served):
-                break
-            at += 1
+        self.running.wake_due(1)
+        if self.running.is_scarce(self.max_batch_tokens):
+            self.running.wake_all()
+        self._budget = self.max_batch_tokens - len(self.running.steady)
+        self._serve_running()
         if not self._preempted and not self.is_draining:
             self._admit()
         return self._step()
 
+    def _serve_running(self) -> None:
+        """Serve the running requests, in order, until the step is full or one does not fit."""
+        running = self.running
+        turns, steady = running.turns()
+        self.cache.pool.make_room(steady)  # at once or, if there is too little, one after another
+        for served in turns:
+            if self._budget <= 0:
+                return
+            if served in self._preempted:
+                continue
+            if served.wake and self.cache.reserve(served.lease, running.computed(served) + 1):
+                running.need_block(served)
+            elif served.is_last_out:
+                self._leaving.append(served)
+            elif not self._serve(served):
+                self._wake(running.later(served))
+                return
+
+    def _wake(self, some: list[Served]) -> None:
+        """Let a pass serve requests that were steady when it began."""
+        self.running.wake(some)
+        self._budget += len(some)
+
     def _serve(self, served: Served) -> bool:
         """Give a running request its next tokens. Returns False if no more running requests are served."""
+        if served.wake:
+            self._wake([served])
         job, lease = served.job, served.lease
-        tokens = min(job.target_tokens + served.flying - job.computed, self._budget)
+        tokens = min(served.wanted_tokens, self._budget)
         upto = job.computed + tokens
         while upto > lease.held_pages * self.page_tokens and not self.cache.reserve(lease, upto):
-            last = self.running[-1]
+            last = self.running.all[-1]
+            if last.wake:
+                self._wake([last])
             if self.offloads.keeps_in_flight and last.steps_out:
                 return False
             self._preempt(last)
@@ -206,7 +224,7 @@ class BlockSchedule(Schedule):
     def _preempt(self, served: Served) -> None:
         """Give back the blocks of the last running request, and put it at the head of the queue."""
         job = served.job
-        self.running.pop()
+        self.running.remove(served)
         self._preempted.append(served)
         self._retractions += 1
         self.frontend.book.retracted(job.request)
@@ -248,9 +266,7 @@ class BlockSchedule(Schedule):
 
     def _try(self, job: Job, passed: set[Job]) -> bool:
         """Try a waiting request. Returns False if it does not fit; one that has to wait for something joins ``passed``."""
-        served = self._served.get(job)
-        if served is None:
-            served = self._served[job] = Served(job)
+        served = self._served.get(job) or self._served.setdefault(job, Served(job))
         lease = self.cache.match(job.request, self.gpu, job.why, job.target_tokens)
         loadable = None if served.flying else self.offloads.loadable(served, lease)
         if loadable is None:
@@ -263,15 +279,16 @@ class BlockSchedule(Schedule):
             or not self.cache.admit(lease, self._pages(job), self.env.now, loadable.pages)
         ):
             lacks_room = not self.cache.pool.has_room(lease.path, self._pages(job))
-            self._is_stuck = lacks_room and not passed and not self.offloads.moves(job.request)
+            self._stuck = job if lacks_room and not passed else None
             return False
         self.waiting.leave_queue(job)
         job.lease, job.phase, job.is_known = lease, PREFILLING, True
+        served.lease = cast(BlockLease, lease)
         job.admissions += 1
         job.computed = found * self.page_tokens
         job.times.has_pages(self.env.now)
         served.is_partial, served.is_loaded = False, False
-        served.next_chunk = served.offered_tokens = 0
+        served.next_chunk, served.offered_tokens = 0, self.offloads.first_offer_tokens
         if loadable.pages:
             served.next_chunk = self.offloads.begin_load(served, loadable)
             self.loading.append(served)
@@ -286,7 +303,7 @@ class BlockSchedule(Schedule):
     def _begin(self, served: Served) -> None:
         """Let an admitted request compute; the caller has found room for all its tokens."""
         job, lease = served.job, served.lease
-        self.running.append(served)
+        self.running.admit(served)
         tokens = min(job.target_tokens - job.computed, self._budget)
         has_room = self.cache.reserve(lease, job.computed + tokens)
         assert has_room, "a request was admitted without room"
@@ -299,25 +316,28 @@ class BlockSchedule(Schedule):
     @property
     def _promised(self) -> int:
         """Pages that requests which load, or have not computed all their known tokens, still lack for these."""
-        incomplete = [*self.loading, *[served for served in self.running if served.is_partial]]
+        incomplete = [*self.loading, *[served for served in self.running.busy if served.is_partial]]
         return sum([max(0, self._pages(served.job) - served.lease.held_pages) for served in incomplete])
 
     # --- steps ---------------------------------------------------------------------------------------------------------------
 
     def _step(self) -> BlockStep:
-        work = self._work
-        work.decoding, work.decode_requests = self._decoding, len(self._decoding)
+        work, running = self._work, self.running
+        work.decoding = [*self._decoding, *running.steady]
+        work.decode_requests = len(work.decoding)
+        work.decode_context_tokens += running.steady_context_tokens
         if work.chunks:
             for chunk in self._chunks:
                 chunk.served.is_partial = not chunk.samples
-        return BlockStep(work, self._chunks)
+        return running.form(BlockStep(work, self._chunks))
 
     def _leap(self, step: BlockStep) -> None:
         """Make a leap of a step if the next passes would form it again."""
-        if self._leaps.current is not None or self._preempted or step.work.chunks or not step.chunks:
+        decoding = step.work.decode_requests
+        if self._leaps.current is not None or self._preempted or step.work.chunks or not decoding:
             return
-        if len(step.chunks) + len(self._leaving) == len(self.running):
-            has_waiting = bool(self.loading) or len(self.queue) > 0
+        if decoding + len(self._leaving) == len(self.running):
+            has_waiting = bool(self.loading or len(self.queue))
             self._leaps.begin(step, self._leaving, has_waiting=has_waiting, is_settled=self._is_settled)
 
     @property
@@ -325,7 +345,8 @@ class BlockSchedule(Schedule):
         """Whether the next pass does the same with waiting requests even if stores end or pages leave the GPU."""
         if not self._takes_more or self.is_draining:
             return True
-        return (self._is_stuck or not len(self.queue)) and not any(served.is_loaded for served in self.loading)
+        is_stuck = self._stuck is not None and not self.offloads.moves(self._stuck.request)
+        return (is_stuck or not len(self.queue)) and not any(served.is_loaded for served in self.loading)
 
     def began(self, step: Step, done: Event) -> None:
         step.work.has_copies = self.mover.begins_copies(self.gpu.owner)
@@ -333,13 +354,14 @@ class BlockSchedule(Schedule):
 
     def ended(self, step: Step, steps: int) -> None:
         done = cast(BlockStep, step)
-        self._steps_out -= 1
-        self._leaps.end(done, steps, None if self._formed is done else self._formed)
+        self._leaps.end(done, steps)
         for chunk in done.chunks:
             served = chunk.served
-            served.steps_out -= 1
-            if chunk.samples and served.job.phase != GIVEN_UP:
-                self._appear(served)
+            if not served.wake:
+                served.steps_out -= 1
+                if chunk.samples and served.job.phase != GIVEN_UP:
+                    self._appear(served)
+        self.running.ended()
         self.offloads.report(done.reported)
         self._has_reported = self._has_reported or bool(done.reported)
 
@@ -377,14 +399,14 @@ class BlockSchedule(Schedule):
     # --- failure -------------------------------------------------------------------------------------------------------------
 
     def stop(self, steps: int) -> list[Job]:
+        self.running.wake_all()
         self._leaps.stop(steps)
-        held = [served.job for served in (*self.running, *self.loading)]
-        jobs = [*self.queue, *held, *self.waiting.fetching]
+        jobs = [*self.queue, *[served.job for served in (*self.running.all, *self.loading)], *self.waiting.fetching]
         for job in jobs:
             self.drop(job, is_up=False)
         self.offloads.stop()
-        self._steps_out, self._was_empty, self._has_finished = 0, False, False
-        self._formed = None
+        self.running.clear()
+        self._was_empty = self._has_finished = False
         return jobs
 
     def drop(self, job: Job, *, is_up: bool) -> None:

@@ -1,7 +1,5 @@
 """A request on vLLM's scheduler, what a step computes of it, and the step."""
 
-from typing import Any, cast
-
 from kvsim.core.transfer import NO_TRANSFERS
 from kvsim.engine.job import Job
 from kvsim.engine.schedule import Step
@@ -13,7 +11,13 @@ from kvsim.engines.vllm.copies import NO_COPIES
 class Served:
     """What the scheduler knows of a request besides its job. The job's ``computed`` counts tokens of steps that run, too."""
 
-    __slots__ = ("flying", "is_loaded", "is_partial", "job", "last_slots", "next_chunk", "offered_tokens", "steps_out", "stores")
+    lease: BlockLease
+    """What it holds of the cache, once it has been admitted; after that, as long as its job has a lease."""
+
+    __slots__ = (
+        "base", "chunks", "ends_at", "flying", "is_loaded", "is_partial", "job", "last_slots", "lease", "next_chunk",
+        "offered_tokens", "place", "steps_out", "stores", "wake",
+    )  # fmt: skip
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -31,13 +35,23 @@ class Served:
         """The number of its tokens with which that one is offered."""
         self.stores = 0
         """Its stores whose end has not been reported."""
-        self.last_slots: Any = None
+        self.last_slots: list[int] = []
         """The GPU's slots of its pages when it finished, if stores read them."""
+        self.place = 0
+        """Its place in the order of admission."""
+        self.wake = 0
+        """Number of its entry among those that wake, while it is steady (``RunningRequests``); 0: it is busy."""
+        self.chunks: list[Chunk] = []
+        """The chunks of the last step that computed it while it was busy."""
+        self.base = 0
+        """Its tokens computed after that step, less the steps formed. While it is steady, they grow alike."""
+        self.ends_at = 0
+        """The step that brings its last token, if all from that step on compute it."""
 
     @property
-    def lease(self) -> BlockLease:
-        """What it holds of the cache; it must have been admitted."""
-        return cast(BlockLease, self.job.lease)
+    def wanted_tokens(self) -> int:
+        """The tokens that the next step can compute; it must be busy."""
+        return self.job.target_tokens + self.flying - self.job.computed
 
     @property
     def is_last_out(self) -> bool:
@@ -48,17 +62,19 @@ class Served:
 class Chunk:
     """The tokens of a request that a step computes, up to the first ``upto`` in all."""
 
-    __slots__ = ("samples", "served", "upto")
+    __slots__ = ("place", "samples", "served", "upto")
 
     def __init__(self, served: Served, upto: int, samples: bool) -> None:
         self.served = served
         self.upto = upto
         self.samples = samples
         """Whether a token of the answer comes of it."""
+        self.place = served.place
+        """Its place among the step's chunks."""
 
 
 class BlockStep(Step):
-    """A step that a pass has formed; perhaps it computes nothing."""
+    """A step that a pass has formed, with the chunks of busy requests; perhaps it computes nothing."""
 
     __slots__ = ("chunks", "reported")
 
@@ -67,3 +83,8 @@ class BlockStep(Step):
         self.chunks = chunks
         self.reported = NO_COPIES
         """Copies whose ends take effect with its results."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it computes nothing."""
+        return not (self.work.chunks or self.work.decode_requests)

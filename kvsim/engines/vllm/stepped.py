@@ -1,5 +1,6 @@
 """vLLM's GPU block pool as the serving engine calls it: pages are taken step by step and can be found from then on."""
 
+from collections.abc import Iterable
 from math import inf
 from typing import cast
 
@@ -58,9 +59,9 @@ class SteppedCache(ServedCache):
         answer = request.output_runs if self._cache_output else None
         return join_extents(request.runs, answer or ())
 
-    def shares_answer(self, request: Request) -> bool:
-        """Whether other requests can find pages of an answer while it grows."""
-        return bool(self._cache_output) and request.own_path is None
+    def share_answers(self, requests: Iterable[Request]) -> bool:
+        """Whether others can find pages of the answer of one of these requests while it grows."""
+        return bool(self._cache_output) and any(request.own_path is None for request in requests)
 
     def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0, in_all: int = 0) -> bool:
         has_room = self.pool.has_room(lease.path, max(pages, in_all))
