@@ -57,10 +57,12 @@ def test_a_whole_generation_has_tokens_and_tiers(sglang: Emulated) -> None:
 
 def test_a_cache_is_not_flushed_while_requests_run() -> None:
     asked = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 20_000}, "stream": True}
-    with emulated(("preset=sglang", "tiers.gpu.capacity=30000pages"), dialect="sglang") as server:
-        with CLIENT.stream("POST", f"{server.url}/generate", json=asked) as response:
-            next(response.iter_lines())
-            assert CLIENT.post(f"{server.url}/flush_cache").status_code == 400
+    with (
+        emulated(("preset=sglang", "tiers.gpu.capacity=30000pages"), dialect="sglang") as server,
+        CLIENT.stream("POST", f"{server.url}/generate", json=asked) as response,
+    ):
+        next(response.iter_lines())
+        assert CLIENT.post(f"{server.url}/flush_cache").status_code == 400
 
 
 def test_a_cache_is_flushed_when_all_requests_have_ended(sglang: Emulated) -> None:
