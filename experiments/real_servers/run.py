@@ -1,0 +1,202 @@
+"""Does a simulation show what a running vLLM does? Recorded runs of vLLM servers, compared request by request.
+
+``serve.py`` played conversations of the Mooncake trace and generated sessions (``workloads.py``) against vLLM servers with pools of
+several sizes on an H200, up to three times each, and measured the steps of one; ``runs/`` has what its client saw. Each group of
+runs is compared as ``kvsim validate results=FILES`` does. The machine of the simulations is ``hardware/h200_vllm.yaml``, fitted by
+``kvsim calibrate`` to the measured steps alone, not to the runs.
+
+Claims:
+
+1. given the order in which the server admitted requests, at most 2 of 100 find other cached tokens than kvsim says, with a pool on
+   the GPU alone;
+2. the simulated hit rate is within .3 points of the server's there.
+
+Exits with 1 if a claim fails.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+from workloads import conversations, read_rows, workloads
+
+from kvsim.report.study import CONVERSATION, Claim, markdown, opening, option_parser, write_figure, write_page
+
+HERE = Path(__file__).resolve().parent
+POOLS = {
+    "1x": ("1x", ("preset=vllm",)),
+    "offload": ("0.5x and 16 GiB on the host", ("preset=vllm_offload", "tiers.cpu.capacity=16GiB")),
+}
+"""By folder of runs: what the pool is called, and what is not in what the server says of itself."""
+ON_GPU = ("1x",)
+MOST_DIFFERING, MOST_POINTS = 0.02, 0.3
+TIMES = {
+    "ttft_mean": "TTFT, mean",
+    "ttft_p50": "TTFT, p50",
+    "ttft_p99": "TTFT, p99",
+    "tpot_mean": "TPOT, mean",
+    "tpot_p99": "TPOT, p99",
+    "e2e_mean": "end to end, mean",
+}
+MEDIA = ("device", "host")
+
+
+class Compared(NamedTuple):
+    """A group of runs, and what ``kvsim validate`` says of them."""
+
+    pool: str
+    workload: str
+    record: dict[str, Any]
+
+
+def groups() -> Iterator[tuple[str, str, list[Path]]]:
+    for folder in sorted((HERE / "runs").glob("*/*")):
+        yield folder.parent.name, folder.name, sorted(folder.glob("*.jsonl.gz"))
+
+
+def compare(pool: str, workload: str, files: Sequence[Path], traces: dict[str, Sequence[str]], folder: Path) -> Compared:
+    """Compare the runs of a group. Raises SystemExit if kvsim cannot."""
+    results = f"results={','.join(map(str, files))}"
+    machine = ("--config-dir", str(HERE), "hardware=h200_vllm")
+    output = folder / pool / workload
+    words = [*machine, results, *POOLS[pool][1], *traces[workload], f"output={output}"]
+    done = subprocess.run([sys.executable, "-m", "kvsim", "validate", *words], capture_output=True, text=True, check=False)
+    if not (output / "validate.json").exists():
+        raise SystemExit(done.stderr)
+    return Compared(pool, workload, json.loads((output / "validate.json").read_text()))
+
+
+def claims(found: Sequence[Compared]) -> list[Claim]:
+    on_gpu = [one for one in found if one.pool in ON_GPU]
+    differing = max(
+        count / of
+        for one in on_gpu
+        for count, of in zip(one.record["given_order"]["differing"], one.record["given_order"]["compared"], strict=True)
+    )
+    points = max(abs(points_of(one.record["simulated_order"]["hit_rate"])) for one in on_gpu)
+    return [
+        Claim(
+            "given the server's order, at most 2 of 100 requests find other cached tokens (GPU alone)",
+            f"{differing:.2%} in the worst run",
+            differing <= MOST_DIFFERING,
+        ),
+        Claim(f"the simulated hit rate is within {MOST_POINTS} points (GPU alone)", f"{points:.2f} points", points <= MOST_POINTS),
+    ]
+
+
+def points_of(pair: dict[str, Any]) -> float:
+    return 100 * (pair["means"][0] - pair["means"][1])
+
+
+def page(found: Sequence[Compared]) -> list[str]:
+    facts = found[0].record["server"]
+    return [
+        *opening(
+            "Against a running vLLM",
+            [
+                f"vLLM {facts['version']} with shapes of Llama 3 8B and random weights on an H200, played by kvsim's client;",
+                "simulated with the server's own pool, page size and step budget. Made by",
+                "`python experiments/real_servers/run.py` from the recorded runs.",
+            ],
+            "results.png",
+            claims(found),
+        ),
+        "",
+        "## Hits",
+        "",
+        "Cached prompt tokens. *In its order*: requests replayed in the order in which the server admitted them; how many find",
+        "other cached tokens than the server said, run by run. *Real to real*: how many requests differ between two runs of the",
+        "server, and the spread of their hit rates.",
+        "",
+        *markdown(
+            ("pool", "workload", "requests", "server", "in its order: differ", "simulated", "points", "real to real"),
+            [hit_row(one) for one in found],
+        ),
+        "",
+        "## Hits by tier",
+        "",
+        *markdown(("pool", "workload", "tier", "server, tokens", "simulated", "error"), [row for one in found for row in tier_rows(one)]),
+        "",
+        "## Times",
+        "",
+        "Error of the simulation, and in brackets the spread of the server's own runs.",
+        "",
+        *markdown(("pool", "workload", *TIMES.values(), "requests/s"), [time_row(one) for one in found]),
+    ]
+
+
+def hit_row(one: Compared) -> tuple[str, ...]:
+    record = one.record
+    given, simulated = record["given_order"], record["simulated_order"]
+    rate, between = simulated["hit_rate"], given["between_real"]
+    return (
+        POOLS[one.pool][0],
+        one.workload,
+        f"{record['compared']:,}",
+        f"{rate['means'][1]:.2%}",
+        ", ".join(map(str, given["differing"])),
+        f"{rate['means'][0]:.2%}",
+        f"{points_of(rate):+.2f}",
+        "one run" if between is None else f"{between:.1f} requests, {100 * rate['spread']:.2f} points",
+    )
+
+
+def tier_rows(one: Compared) -> Iterator[tuple[str, ...]]:
+    for medium, pair in one.record["media"].items():
+        if any(pair["means"]):
+            yield (
+                POOLS[one.pool][0],
+                one.workload,
+                medium,
+                f"{pair['means'][1]:,.0f}",
+                f"{pair['means'][0]:,.0f}",
+                f"{pair['error']:+.1%}",
+            )
+
+
+def time_row(one: Compared) -> tuple[str, ...]:
+    times = one.record["times"]
+    cells = [f"{times[name]['error']:+.1%} ({spread(times[name])})" for name in (*TIMES, "requests_per_s")]
+    return POOLS[one.pool][0], one.workload, *cells
+
+
+def spread(pair: dict[str, Any]) -> str:
+    value = pair.get("relative_spread")
+    return "one run" if value is None else f"{value:.1%}"
+
+
+def picture(found: Sequence[Compared]) -> go.Figure:
+    """Each request's TTFT, simulated against real."""
+    figure = go.Figure()
+    for one in found:
+        simulated, real = ([1000 * x for x in series] for series in one.record["requests_ttft_s"][:2])
+        label = f"{POOLS[one.pool][0]}, {one.workload}"
+        figure.add_scatter(x=real, y=simulated, mode="markers", name=label, marker={"size": 5})
+    figure.add_scatter(x=[20, 30_000], y=[20, 30_000], mode="lines", name="equal", line={"color": "grey", "width": 1})
+    figure.update_xaxes(type="log", title="TTFT of the server, ms")
+    figure.update_yaxes(type="log", title="TTFT simulated, ms")
+    figure.update_layout(template="plotly_white", width=900, height=560, margin={"l": 70, "r": 20, "t": 20, "b": 60})
+    return figure
+
+
+def main() -> int:
+    parser = option_parser(__file__, __doc__, {"conversation": CONVERSATION})
+    options = parser.parse_args()
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        chosen = folder / "conversations.jsonl"
+        chosen.write_text("".join(json.dumps(row) + "\n" for row in conversations(read_rows(Path(options.conversation)))))
+        traces = {one.name: one.settings for one in workloads(chosen)}
+        found = [compare(pool, workload, files, traces, folder) for pool, workload, files in groups()]
+    print(write_page(options.output, page(found)))
+    write_figure(options.output, picture(found))
+    return int(not all(claim.holds for claim in claims(found)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
