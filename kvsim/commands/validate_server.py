@@ -124,7 +124,10 @@ def start(source: Source, asked: Asked) -> None:
 
 def _shortened(override: str) -> str:
     """Return an override as the user writes it."""
-    return override.replace(f"{ADDRESS}=", "server=", 1) if override.startswith(f"{ADDRESS}=") else override
+    key, _, value = override.partition("=")
+    if key == "results" and "'" not in value:
+        return f"{key}={value.strip('[]')}"
+    return f"server={value}" if key == ADDRESS else override
 
 
 def validate(plan: Plan, source: Source, command_line: str) -> RunRecord:

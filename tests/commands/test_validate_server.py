@@ -70,13 +70,14 @@ def test_hits_given_the_server_s_order_are_those_of_the_server(dialect: str, cap
     assert sorted(path.name for path in Path("out").iterdir()) == ["runs", "simulated", "validate.html", "validate.json"]
     assert sorted(path.name for path in Path("out/runs").iterdir()) == ["1.jsonl.gz", "2.jsonl.gz", "3.jsonl.gz"]
     captured = capsys.readouterr()
-    assert "in the server's order" in captured.out and "10 requests: 3 runs on" in captured.out
+    assert "server's order" in captured.out and "10 requests: 3 runs on" in captured.out
     assert "Simulated requests arrive when the one has ended whose place they took" in " ".join(captured.out.split())
     assert again == 2 and "is a run of another validation: choose another folder with output=DIR, or" in captured.err
     assert validate("results=out/runs", "output=read", *WIDE) == 0
     same = record("read")
     assert same["given_order"] == found["given_order"] and same["times"] == found["times"]
     assert not Path("read/runs").exists()
+    assert " results=out/runs output=read" in same["command_line"] and f"server={server.url}" in found["command_line"]
 
 
 def test_a_hit_that_kvsim_would_not_have_fails(capsys: pytest.CaptureFixture[str]) -> None:

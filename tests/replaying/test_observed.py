@@ -1,5 +1,7 @@
 """Requests that are admitted, computed and ended at given times: hits that can be counted by hand, and those of simulations."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from kvsim.engine.outcome import Outcome
 from kvsim.plans.plan import Plan
 from kvsim.replaying.observed import Moments
 from kvsim.report.servers.seen import as_observed, moments_of
+from kvsim.results.observed import ObservedRun
 from kvsim.run.execute import load_trace
 from kvsim.run.observed_order import replay_observed
 from kvsim.run.play import simulate
@@ -78,15 +81,25 @@ def test_what_failed_is_not_played_and_what_never_fits_is_rejected() -> None:
     assert played("sglang", 4, (failed, float("nan"), [1.0]), (big, 1.0, [2.0]), (last, 3.0, [4.0])) == [-1, -1, 0]
 
 
+@pytest.mark.parametrize("lag_s", [0.0, 0.01])
 @pytest.mark.parametrize("capacity", ["600000tokens", "150000tokens"])
 @pytest.mark.parametrize("engine", ["preset=vllm", "preset=vllm rules.loop=overlap", "preset=sglang page_tokens=16"])
-def test_the_order_of_a_simulation_has_the_hits_of_the_simulation(engine: str, capacity: str) -> None:
-    """Up to 30 requests overlap, and with the smaller capacity pages leave all the time."""
+def test_the_order_of_a_simulation_has_the_hits_of_the_simulation(engine: str, capacity: str, lag_s: float) -> None:
+    """Up to 30 requests overlap, and with the smaller capacity pages leave all the time.
+
+    A client sends a request up to some 10 ms before the engine has it, and sees its tokens as late: about half a step.
+    """
     one = plan(
         *engine.split(), f"tiers.gpu.capacity={capacity}", "trace=synthetic", "trace.sessions=40", "trace.limit=300",
         "trace.sessions_per_s=3", command="simulate",
     )  # fmt: skip
     requests = as_sent(load_trace(one)[0].requests, one.page_tokens)
     simulated: Outcome = simulate(one.with_own_policies(), requests)
-    given = replay_observed(one, requests, moments_of(as_observed(simulated, "simulated")))
+    given = replay_observed(one, requests, moments_of(late(as_observed(simulated, "simulated"), lag_s)))
     assert simulated.hit_pages.sum() > 0 and given.hit_pages.tolist() == simulated.hit_pages.tolist()
+
+
+def late(run: ObservedRun, lag_s: float) -> ObservedRun:
+    """The run as a client sees it whose requests and answers are under way for this time, on average."""
+    there, back = np.random.default_rng(0).exponential(lag_s, (2, len(run.sent_s)))
+    return replace(run, sent_s=run.sent_s - there, first_token_s=run.first_token_s + back, end_s=run.end_s + back)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from kvsim.core.request import Request
 from kvsim.errors import UsageError
 from kvsim.results.observed import NOT_TOLD, ObservedRun
-from kvsim.servers.results.formats import read_file, read_results
+from kvsim.results.observed_file import write_observed
+from kvsim.servers.results.formats import facts_of, read_file, read_results, result_files
 
 VLLM = {
     "endpoint_type": "openai", "backend": "openai", "model_id": "m", "completed": 2, "input_lens": [32, 48, 16],
@@ -136,6 +138,19 @@ def test_guidellm_requests_are_in_the_order_of_the_trace(tmp_path: Path) -> None
 def test_prompts_of_another_length_are_noted(tmp_path: Path) -> None:
     run = read(tmp_path, VLLM | {"input_lens": [33, 50, 16]})
     assert run.notes == ["2 prompts are not as long as in the trace, by up to 2 tokens: hits differ for that alone"]
+
+
+def test_a_run_that_kvsim_saved_is_read_as_it_was(tmp_path: Path) -> None:
+    run = read(tmp_path, SGLANG)
+    path = tmp_path / "1.jsonl.gz"
+    write_observed(path, run)
+    (same,) = read_file(path, requests())
+    assert same.client == "sglang bench" and same.cached_tokens.tolist() == [0, 32, 16] and same.notes == run.notes
+    assert result_files([tmp_path]) == [path] and facts_of(path) is None
+    with pytest.raises(UsageError, match="has 3 requests, but the trace has 2: choose the trace that was sent"):
+        read_file(path, requests()[:2])
+    (other,) = read_file(path, [replace(one, prompt_tokens=32) for one in requests()])
+    assert other.notes[-1].startswith("2 prompts are not as long as in the trace, by up to 16 tokens")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from kvsim.results.result import RunRecord, hit_definition
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "openai": "a server with OpenAI's interface"}
 LABELS = {"ttft": "time to first token", "tpot": "time per output token", "e2e": "end-to-end latency"}
 RATES = {"requests_per_s": "requests per second", "output_tokens_per_s": "output tokens per second"}
-REAL, SIMULATED, GIVEN = "server", "simulated", "in the server's order"
+REAL, SIMULATED, GIVEN = "server", "simulated", "server's order"
 
 
 def print_server(record: RunRecord, console: Console) -> None:
@@ -80,7 +80,7 @@ def hit_table(record: RunRecord) -> Table:
         rows.append((GIVEN, differ, *_rates(given["hit_rate"]), _real_hits(given)))
     if (simulated := record["simulated_order"]) is not None:
         rows.append((SIMULATED, _requests(simulated["differing"]), *_rates(simulated["hit_rate"]), _real_hits(simulated)))
-    return Table("Hit rate", ("", "requests differ", "kvsim", REAL, "points", "real to real"), rows)
+    return Table("Hit rate", ("", "differ", "kvsim", REAL, "points", "real to real"), rows)
 
 
 def _rates(pair: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -103,8 +103,8 @@ def _real_hits(score: Mapping[str, Any]) -> str:
     if spread is None:
         return UNKNOWN
     between = score["between_real"]
-    requests = "" if between is None else f", {_requests(between)} request{'s' * (between != 1)}"
-    return f"{100 * spread:.2f} points{requests}"
+    requests = "" if between is None else f"{_requests(between)} differ, "
+    return f"{requests}{100 * spread:.2f} points"
 
 
 def medium_table(record: RunRecord) -> Table:

@@ -1,7 +1,7 @@
 """Reads the results of clients: the one table of their formats. A new one is a file here, and a row of the table."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from kvsim.errors import UsageError
 from kvsim.results.observed import ObservedRun, ServerFacts
 from kvsim.results.observed_file import read_observed
 from kvsim.servers.results import aiperf, guidellm, sglang_bench, vllm_bench
-from kvsim.servers.results.rows import check_count
+from kvsim.servers.results.rows import check_count, other_lengths
 
 GZIP = b"\x1f\x8b"
 """How kvsim's own files begin."""
@@ -75,7 +75,7 @@ def read_file(path: Path, requests: Sequence[Request]) -> list[ObservedRun]:
     if content.startswith(GZIP):
         run = read_observed(path)
         check_count(path, len(run.sent_s), len(requests))
-        return [run]
+        return [replace(run, notes=[*run.notes, *other_lengths(run.prompt_tokens, run.errors, requests)])]
     documents = _documents(path, content)
     known = _format_of(path, documents[0])
     try:

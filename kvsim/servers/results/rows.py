@@ -44,7 +44,8 @@ def observed(path: Path, client: str, rows: Sequence[Row], requests: Sequence[Re
     cached = _counts([row.cached_tokens for row in rows], has_failed)
     media = dict.fromkeys(medium for row in rows for medium in row.tier_tokens)
     lengths = _filled([row.prompt_tokens for row in rows], [request.prompt_tokens for request in requests])
-    notes += _other_lengths(lengths[~has_failed], requests, np.flatnonzero(~has_failed))
+    errors = [row.error for row in rows]
+    notes += other_lengths(lengths, errors, requests)
     return ObservedRun(
         source=str(path),
         client=client,
@@ -58,7 +59,7 @@ def observed(path: Path, client: str, rows: Sequence[Row], requests: Sequence[Re
         cached_tokens=cached,
         tier_tokens={medium: _counts([row.tier_tokens.get(medium, 0) for row in rows], has_failed) for medium in media},
         queued_s=np.array([row.queued_s for row in rows]),
-        errors=[row.error for row in rows],
+        errors=errors,
         notes=notes,
     )
 
@@ -91,11 +92,11 @@ def _filled(values: Sequence[int | None], expected: Sequence[int]) -> np.ndarray
     return np.array([one if value is None else value for value, one in zip(values, expected, strict=True)], dtype=np.int64)
 
 
-def _other_lengths(lengths: np.ndarray, requests: Sequence[Request], places: np.ndarray) -> list[str]:
-    """Return a note if prompts are not as long as in the trace."""
-    expected = np.array([requests[place].prompt_tokens for place in places], dtype=np.int64)
-    differing = lengths != expected
-    if not differing.any():
+def other_lengths(lengths: np.ndarray, errors: Sequence[str | None], requests: Sequence[Request]) -> list[str]:
+    """Return a note if prompts of requests that succeeded are not as long as in the trace."""
+    expected = np.array([request.prompt_tokens for request in requests], dtype=np.int64)
+    difference = np.where([error is None for error in errors], np.abs(lengths - expected), 0)
+    if not difference.any():
         return []
-    most = int(np.abs(lengths - expected).max())
-    return [f"{int(differing.sum())} prompts are not as long as in the trace, by up to {most} tokens: hits differ for that alone"]
+    number, most = np.count_nonzero(difference), int(difference.max())
+    return [f"{number} prompts are not as long as in the trace, by up to {most} tokens: hits differ for that alone"]
