@@ -74,6 +74,7 @@ class Cluster(Frontend):
         self.hand_over = hand_over
         self.failures = failures
         self.layout = layout
+        self.request_overhead_s = engines[0].substrate.request_overhead_s
         self.caches: list[ServedCache] = list(dict.fromkeys([engine.cache for engine in engines]))
         self.is_done = False
         self._all_ended = self.env.event()
@@ -172,6 +173,15 @@ class Cluster(Frontend):
                 self._reset(reset)
         job = Job(request, self.env.now)
         self.book.arrived(request, self.env.now)
+        if self.request_overhead_s:
+            heard = self.env.timeout(self.request_overhead_s, job)
+            heard.callbacks.append(lambda event: self._accept(event.value))
+        else:
+            self._accept(job)
+
+    def _accept(self, job: Job) -> None:
+        """Let an engine hear of a request, which has waited for nothing so far."""
+        job.times.waits_since_s = self.env.now
         if self.has_engines:
             self.send(job).accept(job)
         else:

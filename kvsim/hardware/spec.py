@@ -30,6 +30,7 @@ LATENCIES = (
     "leap_overhead_s",
     "copy_leap_s",
     "prefill_overhead_s",
+    "request_overhead_s",
 )
 LAUNCHES = ("prefill_launch_s", "chunk_launch_s", "decode_launch_s", "copy_launch_s")
 LINKS = tuple([link for kind in TIER_KINDS for link in kind.links])
@@ -160,6 +161,9 @@ class HardwareSpec:
     """Further time to launch the kernels of the requests that decode in the step, however many."""
     copy_launch_s: float = 0.0
     """Further time to launch a step with prefill if copies from or to the GPU begin at the same time: the host submits both."""
+    request_overhead_s: float = 0.0
+    """Time of a request in a server around its engine, on the way to the queue and of a token on the way back. In a simulation, a
+    request enters the queue so much later than it arrives."""
 
     rank_jitter: float = 0.0
     """Spread of the ranks' speeds: each moves its part of a transfer at its rate times a factor drawn from ``1 - rank_jitter``

@@ -76,6 +76,7 @@ class HardwareSubstrate:
         self.book, self.clock = book, book.clock
         book.on_lost = self._lost
         self.env: Environment = book.clock
+        self.request_overhead_s = 0.0
         self.gpus, self.ranks, self.close_gpus = gpus, ranks, close_gpus
         self.pages, self.page_tokens, self.page_bytes = pages, page_tokens, page_bytes
         self.rates, self.steps, self.device = rates, steps, device

@@ -44,6 +44,7 @@ class SimulatedSubstrate:
         self.env = Environment()
         self.page_tokens, self.page_bytes = page_tokens, model.page_bytes(page_tokens)
         self.layers = model.layers
+        self.request_overhead_s = hardware.request_overhead_s
         self.steps = steps_of_run(model, hardware, seed=seed, engines=layout.engines)
         self._counts_repeated = counts_repeated(hardware)
         self.warm_steps = WarmSteps(self.steps, hardware, engines=layout.engines)
