@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kvsim.calibration.server.fit import Fit, fit_all
+from kvsim.calibration.server.fit import OVERHEADS, Fit, fit_all
 from kvsim.calibration.server.measure import MeasureSettings, measure
 from kvsim.calibration.server.measurements import Measurements, read_measurements, write_measurements
 from kvsim.calibration.server.step_times import Point, points
@@ -36,6 +36,8 @@ FITTED = {
     "copy_leap_s": "0: not seen from outside a server.",
     "prefill_overhead_s": "Further overhead of a step with prefill, fitted.",
     "prefill_launch_s": "Time to launch a step with one chunk of a prompt, fitted; a step with prefill never takes less.",
+    "chunk_launch_s": "Further time to launch each further chunk, fitted.",
+    "decode_launch_s": "Further time to launch the requests that decode beside prefill, fitted.",
     "request_overhead_s": "Time of a request between client and engine, and of a token on the way back, fitted.",
     "compute_curves": COMMENTS["compute_curves"] + "\n# Fitted; null: the roofline above predicts as well.",
     "noise": "null: a server's step is its median.",
@@ -165,6 +167,5 @@ def print_fits(measured: Measurements, fits: Sequence[Fit], found: Sequence[Poin
         console.print(note, highlight=False)
 
 
-OVERHEADS = ("step_overhead_s", "prefill_overhead_s", "prefill_launch_s", "request_overhead_s")
 NOTES = 5
 """Notes of the client that are printed; all are in the file of measurements."""

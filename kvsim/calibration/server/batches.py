@@ -1,4 +1,4 @@
-"""The batches that a server is measured with: prompts alone, decoding requests, and prompts that arrive while others decode."""
+"""The batches that a server is measured with: prompts alone and together, decoding requests, prompts that arrive meanwhile."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,8 +7,8 @@ from math import exp, lcm, log
 
 import numpy as np
 
-PROMPT, DECODE, MIXED = "prompt", "decode", "mixed"
-KINDS = (PROMPT, DECODE, MIXED)
+PROMPT, BURST, DECODE, MIXED = "prompt", "burst", "decode", "mixed"
+KINDS = (PROMPT, BURST, DECODE, MIXED)
 GRAIN = 16
 """Tokens of prompts and contexts are multiples of this and of the server's page size."""
 ARRIVALS = 3
@@ -19,6 +19,8 @@ PROMPTS = (
     (64, 2048), (256, 4096), (16, 16384), (256, 16384), (1024, 8192), (2048, 4096), (2048, 16384),
 )  # fmt: skip
 """(tokens to compute, cached tokens before them)."""
+BURSTS = ((512, 12), (2048, 8))
+"""(tokens to compute of each prompt, prompts)."""
 DECODES = (
     (1, 128), (1, 4096), (1, 16384), (4, 1024), (8, 4096), (16, 256), (16, 2048), (32, 256), (32, 2048), (64, 256), (64, 1536),
     (128, 128), (128, 768),
@@ -26,7 +28,7 @@ DECODES = (
 """(requests, cached tokens of each)."""
 MIXES = ((256, 8, 1024), (1024, 8, 1024), (4096, 8, 1024), (512, 32, 1024), (2048, 32, 1024), (256, 64, 256), (1024, 64, 1024))
 """(tokens to compute, decoding requests, cached tokens of each)."""
-HELD_OUT = {PROMPT: 6, DECODE: 5, MIXED: 3}
+HELD_OUT = {PROMPT: 6, BURST: 1, DECODE: 5, MIXED: 3}
 """How many batches of each kind only show how well the others predict."""
 
 
@@ -38,7 +40,7 @@ class Batch:
     tokens: int = 0
     """Tokens to compute of a prompt that is timed; 0 if decode steps are."""
     requests: int = 0
-    """Decoding requests; 0 if prompts are timed alone."""
+    """Decoding requests, or prompts of a burst; 0 for a prompt alone."""
     context: int = 0
     """Cached tokens before those of the prompt, or of each decoding request."""
     is_held_out: bool = False
@@ -46,24 +48,27 @@ class Batch:
     @property
     def answer_tokens(self) -> int:
         """Length of the answers: enough that all requests of a batch decode at the same time for a while."""
-        if self.kind == PROMPT:
+        if self.kind in (PROMPT, BURST):
             return 1
         return 32 + self.requests // 4 + (16 * ARRIVALS if self.kind == MIXED else 0)
 
     @property
     def slots(self) -> int:
         """How many cached contexts it needs."""
-        return max(self.requests, 1 if self.context else 0)
+        return max(self.requests, 1) if self.context else 0
 
     def longest_tokens(self) -> int:
         """Return the most tokens of a prompt and its answer in the batch."""
-        return max(self.context + 2 * GRAIN + self.answer_tokens, self.tokens + self.context * (self.kind == PROMPT) + 1)
+        alone = self.tokens + (self.context if self.kind == PROMPT else 0)
+        return max(self.context + 2 * GRAIN + self.answer_tokens, alone + 1)
 
     def label(self) -> str:
         """Say what it is, in a few words."""
         after = f" after {self.context:,}" if self.context else ""
         if self.kind == PROMPT:
             return f"prompt of {self.tokens:,}{after}"
+        if self.kind == BURST:
+            return f"{self.requests} prompts of {self.tokens:,}"
         decoding = f"{self.requests} decoding{after}"
         return f"{decoding}, prompt of {self.tokens:,}" if self.kind == MIXED else decoding
 
@@ -103,6 +108,7 @@ def design(limits: Limits, page_tokens: int, seed: int) -> list[Batch]:
     grain = grain_of(page_tokens)
     designed = [
         *(Batch(kind=PROMPT, tokens=tokens, context=context) for tokens, context in PROMPTS),
+        *(Batch(kind=BURST, tokens=tokens, requests=prompts) for tokens, prompts in BURSTS),
         *(Batch(kind=DECODE, requests=requests, context=context) for requests, context in DECODES),
         *(Batch(kind=MIXED, tokens=tokens, requests=requests, context=context) for tokens, requests, context in MIXES),
     ]

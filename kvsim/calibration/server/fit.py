@@ -18,6 +18,16 @@ from kvsim.model.spec import ModelSpec
 NOISE = 0.01
 """An error of a reading that says nothing, relative. Readings count the less, the larger their own standard error is."""
 MILLISECOND = 1e-3
+OVERHEADS = (
+    "prefill_launch_s",
+    "step_overhead_s",
+    "prefill_overhead_s",
+    "chunk_launch_s",
+    "decode_launch_s",
+    "request_overhead_s",
+)
+LAUNCHES = (0.0, 0.3, 0.6, 0.9)
+"""Launches from which a fit begins, as shares of the shortest reading."""
 LONGEST_OVERHEAD_S = 1.0
 FEW_TOKENS = (1, 16, 64, 128)
 MANY_TOKENS = (256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -44,6 +54,8 @@ class Form(NamedTuple):
 
     name: str
     parameters: Sequence[Parameter]
+    launch: int
+    """Which of them is the launch of a step with prefill."""
     machine: Callable[[Vector], HardwareSpec]
 
 
@@ -96,28 +108,34 @@ def fit(form: Form, points: Sequence[Point], model: ModelSpec) -> Fit:
         expected = expected_s(fitted, model, form.machine(values))
         return np.concatenate([(np.log(expected) - logs) / noise, (values - start) / spread])
 
-    bounds = [np.array(list(side)) for side in zip(*[(one.low, one.high) for one in form.parameters], strict=True)]
-    hardware = form.machine(least_squares(residuals, start, *bounds))
+    low, high = np.array([one.low for one in form.parameters]), np.array([one.high for one in form.parameters])
+    shortest_s = min(point.reading.seconds for point in fitted)
+    ends = [least_squares(residuals, with_launch(form, start, share * shortest_s), low, high) for share in LAUNCHES]
+    costs = [float(np.sum(np.square(residuals(values)))) for values in ends]
+    hardware = form.machine(ends[int(np.argmin(costs))])
     expected = expected_s(points, model, hardware)
     errors = [one / point.reading.seconds - 1 for one, point in zip(expected, points, strict=True)]
     return Fit(name=form.name, hardware=hardware, expected_s=expected, errors=errors)
 
 
+def with_launch(form: Form, values: Vector, launch_s: float) -> Vector:
+    """Return the values with another launch of a step with prefill.
+
+    One that is shorter than the step has no effect, and so no slope: a search must begin on both sides.
+    """
+    changed = values.copy()
+    changed[form.launch] = launch_s / MILLISECOND
+    return changed
+
+
 def overheads(start: HardwareSpec) -> list[Parameter]:
-    """Return those that both forms have: step, prefill, launch, request; in milliseconds."""
-    known = (start.step_overhead_s, start.prefill_overhead_s, start.prefill_launch_s, start.request_overhead_s)
+    """Return ``OVERHEADS``, which both forms have, in milliseconds."""
+    known = [getattr(start, name) for name in OVERHEADS]
     return [Parameter(seconds / MILLISECOND, 0.0, LONGEST_OVERHEAD_S / MILLISECOND, 50.0) for seconds in known]
 
 
 def with_overheads(hardware: HardwareSpec, values: Vector) -> HardwareSpec:
-    step_s, prefill_s, launch_s, request_s = [float(value) * MILLISECOND for value in values]
-    return replace(
-        hardware,
-        step_overhead_s=step_s,
-        prefill_overhead_s=prefill_s,
-        prefill_launch_s=launch_s,
-        request_overhead_s=request_s,
-    )
+    return replace(hardware, **{name: float(value) * MILLISECOND for name, value in zip(OVERHEADS, values, strict=True)})
 
 
 def roofline_form(start: HardwareSpec) -> Form:
@@ -140,7 +158,7 @@ def roofline_form(start: HardwareSpec) -> Form:
         )
         return with_overheads(rates, values[2:])
 
-    return Form("roofline", [*slower, *overheads(start)], machine)
+    return Form("roofline", [*slower, *overheads(start)], len(slower), machine)
 
 
 def curves_form(roofline: HardwareSpec, points: Sequence[Point], model: ModelSpec) -> Form:
@@ -151,14 +169,10 @@ def curves_form(roofline: HardwareSpec, points: Sequence[Point], model: ModelSpe
     parameters = [*overheads(roofline), *[factor] * rows.count]
 
     def machine(values: Vector) -> HardwareSpec:
-        own = overheads_count()
+        own = len(OVERHEADS)
         return replace(with_overheads(roofline, values[:own]), compute_curves=rows.curves(values[own:]))
 
-    return Form("curves", parameters, machine)
-
-
-def overheads_count() -> int:
-    return 4
+    return Form("curves", parameters, 0, machine)
 
 
 class MostTokens(NamedTuple):

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 from math import isnan
 from secrets import randbelow
+from statistics import median
 
 import numpy as np
 
-from kvsim.calibration.server.batches import Batch, Limits, contexts, design, grain_of
-from kvsim.calibration.server.measurements import Measurements, Played, Seen, needs_more
+from kvsim.calibration.server.batches import DECODE, PROMPT, Batch, Limits, contexts, design, grain_of
+from kvsim.calibration.server.measurements import Measurements, Played, Seen, needs_more, readings
 from kvsim.calibration.server.rounds import Pace, Round, RoundMaker
 from kvsim.calibration.server.step_times import batch_s
 from kvsim.core.request import Request
@@ -33,6 +34,8 @@ CONTEXT_SHARE = 0.5
 ASSUMED_CAPACITY = 400_000
 """Tokens of a server's cache that says nothing of it."""
 
+UNKNOWN_PACE = 1.5
+"""How many times slower than expected a server is taken to be before anything was read."""
 MOST_PAGES = 1 << 40
 """Where page ids begin is drawn below this, so that a server has nothing of an earlier measurement in its cache."""
 
@@ -171,9 +174,11 @@ def number_of(facts: ServerFacts, names: Sequence[str]) -> int | None:
 
 
 def pace_of(batch: Batch, measured: Measurements, model: ModelSpec, expected: HardwareSpec) -> Pace:
-    """Return about how long the parts of a mixed batch take on a machine."""
+    """Return about how long the parts of a mixed batch take: as on a machine, times what the server has needed so far."""
     own = measured.page_tokens * batch.requests
-    begin = Batch(kind="prompt", tokens=own)
-    decode = Batch(kind="decode", requests=batch.requests, context=batch.context)
+    begin = Batch(kind=PROMPT, tokens=own)
+    decode = Batch(kind=DECODE, requests=batch.requests, context=batch.context)
     begin_s, decode_s, mixed_s = [batch_s(one, measured, model, expected) for one in (begin, decode, batch)]
-    return Pace(begin_s, decode_s, mixed_s)
+    known = [one.seconds / batch_s(one.batch, measured, model, expected) for one in readings(measured)]
+    slower = max(1.0, median(known)) if known else UNKNOWN_PACE
+    return Pace(slower * begin_s, slower * decode_s, slower * mixed_s)

@@ -8,7 +8,7 @@ from statistics import median
 
 import msgspec
 
-from kvsim.calibration.server.batches import DECODE, PROMPT, Batch
+from kvsim.calibration.server.batches import BURST, DECODE, PROMPT, Batch
 from kvsim.calibration.server.rounds import timed_prompts
 from kvsim.errors import UsageError
 
@@ -141,9 +141,10 @@ def samples(batch: Batch, requests: Sequence[Seen]) -> list[float]:
     """Return the seconds that a batch, played once, shows: nothing if a request failed.
 
     prompt   from sending it to its first token
+    burst    from sending the first prompt to the last one's first token
     decode   the time of a step while all requests decode: the mean within each request, the median of these
-    mixed    of each prompt, the longest time between two tokens of a request that decodes while it is there: its median over
-             these requests
+    mixed    of each prompt that is there alone, the longest time between two tokens, from the first that comes after it was sent
+             to its own first, of a request that decodes: the median over these requests
     """
     if any(seen.error is not None or seen.first_token_s is None or seen.end_s is None for seen in requests):
         return []
@@ -151,13 +152,25 @@ def samples(batch: Batch, requests: Sequence[Seen]) -> list[float]:
     prompts, decoding = [requests[at] for at in timed], requests[len(timed) :]
     if batch.kind == PROMPT:
         values = [seen.times_s[0] - seen.sent_s for seen in prompts]
+    elif batch.kind == BURST:
+        values = [max(seen.times_s[0] for seen in prompts) - min(seen.sent_s for seen in prompts)]
     elif batch.kind == DECODE:
         values = [step_s(decoding)]
     else:
         begin_s, end_s = together(decoding)
-        inside = [seen for seen in prompts if begin_s < seen.sent_s and seen.times_s[0] < end_s]
+        inside = [seen for seen in alone(prompts) if begin_s < seen.sent_s and seen.times_s[0] < end_s]
         values = [longest_gap_s(decoding, seen.sent_s, seen.times_s[0]) for seen in inside]
     return [value for value in values if not isnan(value)]
+
+
+def alone(prompts: Sequence[Seen]) -> list[Seen]:
+    """Return the prompts that were not computed while another one waited or was computed."""
+    spans = [(seen.sent_s, seen.times_s[0]) for seen in prompts]
+    return [
+        seen
+        for seen, (begin_s, end_s) in zip(prompts, spans, strict=True)
+        if sum(begin_s < other_end_s and other_begin_s < end_s for other_begin_s, other_end_s in spans) == 1
+    ]
 
 
 def together(decoding: Sequence[Seen]) -> tuple[float, float]:
@@ -178,11 +191,11 @@ def step_s(decoding: Sequence[Seen]) -> float:
 
 
 def longest_gap_s(decoding: Sequence[Seen], begin_s: float, end_s: float) -> float:
-    """Return the longest time between two tokens that has a part between two moments: the median over the requests."""
+    """Return the longest time between two tokens whose first one comes between two moments: the median over the requests."""
     found = []
     for seen in decoding:
         times = seen.times_s
-        gaps = [after - before for before, after in pairwise(times) if after > begin_s and before < end_s]
+        gaps = [after - before for before, after in pairwise(times) if begin_s <= before < end_s]
         if gaps:
             found.append(max(gaps))
     return median(found) if found else nan

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from kvsim.calibration.server.batches import ARRIVALS, DECODE, MIXED, Batch
+from kvsim.calibration.server.batches import ARRIVALS, BURST, DECODE, MIXED, PROMPT, Batch
 from kvsim.core.request import Request
 from kvsim.pages.extents import Extent, count_pages
 
@@ -62,16 +62,18 @@ class RoundMaker:
 
     def _add_batch(self, requests: list[Request], batch: Batch, after: int, pause_s: float) -> None:
         """Add a batch. Its last request is one that ends last."""
-        if not batch.requests:
-            self._add(requests, self._path(batch.slots - 1, batch.context, batch.tokens), 1, after, pause_s)
-            return
+        if batch.kind == PROMPT:
+            self._add(requests, self._path(0, batch.context, batch.tokens), 1, after, pause_s)
+        if batch.kind == BURST:
+            for _ in range(batch.requests):
+                self._add(requests, self._path(0, 0, batch.tokens), 1, after, pause_s)
         if batch.kind == MIXED:
             pace = self.pace(batch)
             begin_s = pause_s + pace.begin_s + LEAD_STEPS * pace.decode_step_s
             between_s = pace.mixed_step_s + SPARE_STEPS * pace.decode_step_s
             for number in range(ARRIVALS):
                 self._add(requests, self._path(0, 0, batch.tokens), 1, after, begin_s + number * between_s)
-        for slot in range(batch.requests):
+        for slot in range(batch.requests if batch.answer_tokens > 1 else 0):
             self._add(requests, self._path(slot, batch.context, self.page_tokens), batch.answer_tokens, after, pause_s)
 
     def _path(self, slot: int, context_tokens: int, tokens: int) -> tuple[Extent, ...]:
@@ -100,4 +102,4 @@ class RoundMaker:
 
 def timed_prompts(batch: Batch) -> range:
     """Return which requests of a batch are prompts that are timed: the first ones."""
-    return range({DECODE: 0, MIXED: ARRIVALS}.get(batch.kind, 1))
+    return range({PROMPT: 1, BURST: batch.requests, DECODE: 0, MIXED: ARRIVALS}[batch.kind])

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvsim.calibration.server.batches import DECODE, PROMPT, Batch
+from kvsim.calibration.server.batches import BURST, DECODE, PROMPT, Batch
 from kvsim.calibration.server.measurements import Measurements, Reading, readings
 from kvsim.engine.substrate import Work
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.model.spec import ModelSpec
 from kvsim.substrate.simulated.compute import step_times
+from kvsim.substrate.simulated.warmth import WarmSteps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +22,7 @@ class Point:
     @property
     def is_request(self) -> bool:
         """Whether it is the time of a request, not of steps alone."""
-        return self.reading.batch.kind == PROMPT
+        return self.reading.batch.kind in (PROMPT, BURST)
 
 
 def points(measured: Measurements) -> list[Point]:
@@ -35,6 +36,8 @@ def works(reading: Reading, measured: Measurements) -> list[Work]:
     end = batch.tokens + (batch.context if batch.kind == PROMPT else 0)
     if batch.kind == PROMPT:
         return chunks(cached, end, measured.step_tokens)
+    if batch.kind == BURST:
+        return burst(batch.tokens, batch.requests, measured.step_tokens)
     decoding = batch.context + measured.page_tokens + batch.answer_tokens / 2
     step = Work(decode_requests=batch.requests, decode_context_tokens=round(batch.requests * decoding))
     if batch.kind == DECODE:
@@ -55,13 +58,37 @@ def chunks(cached: int, end: int, step_tokens: int) -> list[Work]:
     return steps
 
 
+def burst(tokens: int, prompts: int, step_tokens: int) -> list[Work]:
+    """Return the steps that compute prompts sent together: the first one alone, then as many as there is room for."""
+    steps = chunks(0, tokens, step_tokens)
+    current, room = Work(), step_tokens
+    for _ in range(prompts - 1):
+        done = 0
+        while done < tokens:
+            if not room:
+                steps.append(current)
+                current, room = Work(), step_tokens
+            count = min(room, tokens - done)
+            current.chunks.append((count, done))
+            done, room = done + count, room - count
+        current.sampled_tokens += 1
+    return [*steps, current]
+
+
 def expected_s(point_list: Sequence[Point], model: ModelSpec, hardware: HardwareSpec) -> list[float]:
-    """Return the seconds of each point on a machine."""
+    """Return the seconds of each point on a machine that has rested before."""
     steps = step_times(model, hardware)
     return [
-        sum([steps.leap_s(work, 1) for work in point.works]) + hardware.request_overhead_s * point.is_request
-        for point in point_list
+        steps_s(WarmSteps(steps, hardware), point.works) + hardware.request_overhead_s * point.is_request for point in point_list
     ]
+
+
+def steps_s(steps: WarmSteps, works: Sequence[Work]) -> float:
+    """Return the seconds of steps one after another."""
+    seconds = 0.0
+    for work in works:
+        seconds += steps.leap_s(work, 1, seconds)
+    return seconds
 
 
 def batch_s(batch: Batch, measured: Measurements, model: ModelSpec, hardware: HardwareSpec) -> float:
