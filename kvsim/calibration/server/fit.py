@@ -26,8 +26,6 @@ OVERHEADS = (
     "decode_launch_s",
     "request_overhead_s",
 )
-LAUNCHES = (0.0, 0.3, 0.6, 0.9)
-"""Launches from which a fit begins, as shares of the shortest reading."""
 LONGEST_OVERHEAD_S = 1.0
 FEW_TOKENS = (1, 16, 64, 128)
 MANY_TOKENS = (256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -49,6 +47,14 @@ class Parameter(NamedTuple):
     """Far from its start by this much, it costs as much as one reading that is off by ``NOISE``: what was not measured stays."""
 
 
+RESTED = Parameter(0.97, 0.5, 1.0, 0.1)
+"""``ComputeCurves.rested_prefill_share``. At 1, the time constant would have no slope."""
+WARMING = Parameter(0.25, 0.02, 5.0, 1.0)
+"""``ComputeCurves.warming_s``."""
+TILES = (1, 128)
+"""Candidates for ``ComputeCurves.prefill_tile_tokens``."""
+
+
 class Form(NamedTuple):
     """A family of machines."""
 
@@ -56,6 +62,8 @@ class Form(NamedTuple):
     parameters: Sequence[Parameter]
     launch: int
     """Which of them is the launch of a step with prefill."""
+    launches: Sequence[float]
+    """Further launches from which a search begins, as shares of the shortest reading."""
     machine: Callable[[Vector], HardwareSpec]
 
 
@@ -68,6 +76,8 @@ class Fit:
     expected_s: Sequence[float]
     errors: Sequence[float]
     """Relative, one for each point; above 0 if the machine is slower than the server."""
+    cost: float
+    """What the fit has made as small as it can."""
 
     def summary(self, points: Sequence[Point], *, is_held_out: bool) -> "Summary":
         """Return the errors of the batches that were fitted, or of the others."""
@@ -91,7 +101,8 @@ def fit_all(points: Sequence[Point], model: ModelSpec, start: HardwareSpec) -> l
     It is the one whose errors of held-out points are smaller, by their median; without any, of the points fitted.
     """
     roofline = fit(roofline_form(start), points, model)
-    curves = fit(curves_form(roofline.hardware, points, model), points, model)
+    tiled = [fit(curves_form(roofline.hardware, points, model, tile_tokens), points, model) for tile_tokens in TILES]
+    curves = min(tiled, key=lambda one: one.cost)
     has_held_out = any(point.reading.batch.is_held_out for point in points)
     return sorted([roofline, curves], key=lambda one: one.summary(points, is_held_out=has_held_out).median)
 
@@ -110,12 +121,14 @@ def fit(form: Form, points: Sequence[Point], model: ModelSpec) -> Fit:
 
     low, high = np.array([one.low for one in form.parameters]), np.array([one.high for one in form.parameters])
     shortest_s = min(point.reading.seconds for point in fitted)
-    ends = [least_squares(residuals, with_launch(form, start, share * shortest_s), low, high) for share in LAUNCHES]
+    begins = [start, *[with_launch(form, start, share * shortest_s) for share in form.launches]]
+    ends = [least_squares(residuals, begin, low, high) for begin in begins]
     costs = [float(np.sum(np.square(residuals(values)))) for values in ends]
-    hardware = form.machine(ends[int(np.argmin(costs))])
+    best = int(np.argmin(costs))
+    hardware = form.machine(ends[best])
     expected = expected_s(points, model, hardware)
     errors = [one / point.reading.seconds - 1 for one, point in zip(expected, points, strict=True)]
-    return Fit(name=form.name, hardware=hardware, expected_s=expected, errors=errors)
+    return Fit(name=form.name, hardware=hardware, expected_s=expected, errors=errors, cost=costs[best])
 
 
 def with_launch(form: Form, values: Vector, launch_s: float) -> Vector:
@@ -158,21 +171,27 @@ def roofline_form(start: HardwareSpec) -> Form:
         )
         return with_overheads(rates, values[2:])
 
-    return Form("roofline", [*slower, *overheads(start)], len(slower), machine)
+    return Form("roofline", [*slower, *overheads(start)], len(slower), (0.3, 0.6, 0.9), machine)
 
 
-def curves_form(roofline: HardwareSpec, points: Sequence[Point], model: ModelSpec) -> Form:
+def curves_form(roofline: HardwareSpec, points: Sequence[Point], model: ModelSpec, tile_tokens: int) -> Form:
     """Return machines whose parts of a step are each so many times as slow as those of a roofline, in logarithms."""
     works = [work for point in points if not point.reading.batch.is_held_out for work in point.works]
     rows = Rows(roofline, model, MostTokens.of(works))
     factor = Parameter(0.0, -3.0, 3.0, 0.5)
-    parameters = [*overheads(roofline), *[factor] * rows.count]
+    parameters = [*overheads(roofline), RESTED, WARMING, *[factor] * rows.count]
 
     def machine(values: Vector) -> HardwareSpec:
         own = len(OVERHEADS)
-        return replace(with_overheads(roofline, values[:own]), compute_curves=rows.curves(values[own:]))
+        curves = replace(
+            rows.curves(values[own + 2 :]),
+            rested_prefill_share=float(values[own]),
+            warming_s=float(values[own + 1]),
+            prefill_tile_tokens=tile_tokens,
+        )
+        return replace(with_overheads(roofline, values[:own]), compute_curves=curves)
 
-    return Form("curves", parameters, 0, machine)
+    return Form("curves", parameters, 0, (0.6,), machine)
 
 
 class MostTokens(NamedTuple):

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 Vector = npt.NDArray[np.float64]
-MOST_STEPS = 200
+MOST_STEPS = 40
 RELATIVE_STEP = 1e-5
-ENOUGH = 1e-10
+ENOUGH = 1e-3
 """A step that improves the sum of squares by less than this share is the last one."""
 
 
