@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
@@ -86,7 +87,7 @@ class HttpServer:
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
@@ -98,24 +99,25 @@ class HttpServer:
         """Stop to listen, and break all connections."""
         if self._server is not None:
             self._server.close()
-        for connection in self._connections:
+        await asyncio.sleep(0)  # a connection that has just been accepted is known from now on
+        for connection, writer in self._connections.items():
+            writer.transport.abort()
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        try:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._connections[connection] = writer
+        connection.add_done_callback(self._connections.pop)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the requests of a connection, one after another."""
+        with suppress(OSError, asyncio.IncompleteReadError):  # the client has gone
             while (request := await _read(reader, writer)) is not None:
                 await self._answer(request, Reply(writer))
                 if request.headers.get("connection", "").lower() == "close":
                     break
-        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # the client has gone, or the server is to stop
-        finally:
-            self._connections.discard(task)
-            writer.transport.abort() if task.cancelling() else writer.close()
+        writer.close()
 
     async def _answer(self, request: HttpRequest, reply: Reply) -> None:
         try:

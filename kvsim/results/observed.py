@@ -26,7 +26,7 @@ class ServerFacts:
     """Its own flags, as it names them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ObservedRun:
     """One run. Arrays have one entry per request, in the order of the trace; times count from the run's first request.
 
@@ -67,6 +67,10 @@ class ObservedRun:
     """Whether the client was too slow, so that the times are not the server's; ``notes`` says how."""
     notes: Sequence[str] = ()
     """What makes the run worth less than it seems, one line each: a client that was too slow, a counter that started anew."""
+
+    def __repr__(self) -> str:
+        failed = sum(error is not None for error in self.errors)
+        return f"ObservedRun({self.client}, {self.source}: {len(self.errors)} requests, {failed} failed)"
 
     def failures(self) -> str:
         """Return one line on the requests that failed, the most common reasons first; empty if none did."""

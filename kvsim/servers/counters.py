@@ -8,6 +8,8 @@ from kvsim.servers.http import Http
 
 COUNTED = ("_total", "_sum", "_count")
 """Endings of what only rises: counters, and the sums and counts of histograms."""
+KINDS = ("text/plain", "application/openmetrics-text")
+"""Media types of Prometheus' text format."""
 
 
 class Sample(NamedTuple):
@@ -25,9 +27,9 @@ class Sample(NamedTuple):
 
 
 async def read_samples(http: Http) -> list[Sample]:
-    """Return all numbers of a server; none if it has no ``/metrics``. Raises UsageError if it does not answer."""
+    """Return all numbers of a server; none if its ``/metrics`` are not Prometheus'. Raises UsageError if it does not answer."""
     reply = await http.get("/metrics")
-    return parse(reply.text, http.url) if reply.is_good else []
+    return parse(reply.text, http.url) if reply.is_good and reply.kind in KINDS else []
 
 
 def parse(text: str, source: str) -> list[Sample]:
@@ -39,7 +41,7 @@ def parse(text: str, source: str) -> list[Sample]:
     try:
         return [Sample(each.name, each.labels, each.value) for family in families(text) for each in family.samples]
     except ValueError as error:
-        raise UsageError(f"{source}/metrics cannot be read: {error}") from None
+        raise UsageError(f"{source}/metrics cannot be read: {str(error) or 'it is not in the format of Prometheus'}") from None
 
 
 def counters(samples: Sequence[Sample]) -> dict[str, float]:

@@ -18,6 +18,8 @@ KEY = "KVSIM_API_KEY"
 """The environment variable with the key of a server that asks for one."""
 ASKED_S = 60.0
 """Longest time that a question other than a request may take: emptying a large cache takes a while."""
+KEPT_S = 2.0
+"""Longest time that an unused connection is kept: servers close theirs after 5 s, and a request that meets that fails."""
 LONGEST_TEXT = 200
 """Characters of a server's message in an error."""
 
@@ -27,6 +29,8 @@ class Reply(NamedTuple):
 
     status: int
     text: str
+    kind: str
+    """Its media type, such as text/plain."""
 
     @property
     def is_good(self) -> bool:
@@ -56,8 +60,9 @@ class Http:
         key = os.environ.get(KEY)
         self._client: httpx.AsyncClient = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEPT_S),
             timeout=httpx.Timeout(None, connect=min(timeout_s, ASKED_S)),
+            verify=self.url.startswith("https:"),  # without it, no certificates are loaded
             trust_env=False,
         )
 
@@ -80,7 +85,7 @@ class Http:
             response = await self._client.request(method, self.url + path, timeout=ASKED_S)
         except self._errors as error:
             raise UsageError(f"{self.url} does not answer: {_told(error)}") from None
-        return Reply(response.status_code, response.text)
+        return Reply(response.status_code, response.text, response.headers.get("content-type", "").partition(";")[0])
 
     @asynccontextmanager
     async def events(self, path: str, body: bytes) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -96,13 +101,13 @@ class Http:
                     raise Failed(f"HTTP {response.status_code}: {message_of(text)}")
                 yield _data(response)
         except self._refused as error:
-            raise Unreachable(f"the server does not answer: {_told(error)}") from None
+            raise Broken(f"the server does not answer: {_told(error)}") from None
         except self._errors as error:
-            raise Failed(f"the connection broke: {_told(error)}") from None
+            raise Broken(f"the connection broke: {_told(error)}") from None
 
 
-class Unreachable(Failed):
-    """No connection to the server could be made."""
+class Broken(Failed):
+    """There is no connection to the server, or no longer. It may be dead."""
 
 
 async def _data(response: "httpx.Response") -> AsyncIterator[bytes]:

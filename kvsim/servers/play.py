@@ -71,7 +71,7 @@ async def play(
         sender = Sender(http, dialect, model, requests, prompts, settings, longest_tokens=limit, advance=advance)
         await sender.run()
         rises, notes = await _rises(http, before)
-    played = Played(requests, sender.answers, known.facts, dialect, prompts, sender.stall_s)
+    played = Played(requests, sender.answers, known, dialect, prompts, sender.stall_s)
     return played.run(settings, rises, notes)
 
 
@@ -120,7 +120,7 @@ class Played:
 
     requests: Sequence[Request]
     answers: Sequence[Answer]
-    facts: ServerFacts
+    known: Known
     dialect: Dialect
     prompts: PromptTokens
     stall_s: float
@@ -144,7 +144,7 @@ class Played:
             tier_tokens={tier: np.array([tier_tokens(one, tier) for one in answers], dtype=np.int64) for tier in tiers},
             queued_s=np.array([answer.queued_s for answer in answers], dtype=np.float64),
             errors=[answer.error for answer in answers],
-            facts=self.facts,
+            facts=self.known.facts,
             counters=rises,
             speed=settings.speed,
             concurrency=settings.concurrency,
@@ -159,13 +159,15 @@ class Played:
         untold = sum(answer.cached_tokens == NOT_TOLD for _, answer in good)
         longer = sum(answer.prompt_tokens != request.prompt_tokens for request, answer in good)
         other = sum(answer.output_tokens != max(1, request.output_tokens) for request, answer in good)
-        ambiguous = self.prompts.ambiguous_pages if self.facts.page_tokens == 1 else 0
+        ambiguous = self.prompts.ambiguous_pages if self.known.facts.page_tokens == 1 else 0
+        others = self.known.engines - 1
         return [
             line
             for count, line in (
                 (untold, f"the server does not say how many tokens of {untold} prompts were cached: {self.dialect.tells_cached}"),
                 (longer, f"the server counts other tokens than {longer} prompts were sent with: does it add special tokens?"),
                 (other, f"{other} answers are not as long as asked"),
+                (others, f"the server has {others + 1} engines with a cache each, and does not say which of them had a request"),
                 (ambiguous, f"{ambiguous} pages may seem to be cached for one token more: set token_ids to more than that"),
             )
             if count

@@ -10,7 +10,7 @@ from kvsim.core.request import Request
 from kvsim.errors import UsageError
 from kvsim.servers.answer import Answer, Failed
 from kvsim.servers.dialects.base import Dialect
-from kvsim.servers.http import Http, Unreachable
+from kvsim.servers.http import Broken, Http
 from kvsim.servers.prompts import PromptTokens
 from kvsim.servers.settings import ServerSettings
 
@@ -144,7 +144,7 @@ class Sender:
             await ask(self.http, self.dialect, body, answer, self.settings.timeout_s, self._zero_s)
         except Failed as error:
             answer.error = str(error)
-            if isinstance(error, Unreachable) and not self._is_dead.is_set():
+            if isinstance(error, Broken) and not self._is_dead.is_set():
                 await self._look_for_life()
         self._ended += 1
         if number in self._ends:

@@ -10,7 +10,7 @@ import pytest
 
 from kvsim.errors import UsageError
 from kvsim.results.observed import NOT_TOLD, ObservedRun, ServerFacts
-from kvsim.results.observed_file import read_observed, write_observed
+from kvsim.results.observed_file import Facts, Head, Line, read_observed, write_observed
 
 FACTS = ServerFacts(
     engine="sglang",
@@ -92,6 +92,10 @@ def test_admission_is_the_end_of_the_queue_or_the_first_token() -> None:
     assert replace(RUN, queued_s=np.full(3, nan), first_token_s=np.array([0.2, 0.3, nan])).admitted().tolist() == [0, 1]
 
 
+def test_a_run_is_shown_in_one_line() -> None:
+    assert repr(RUN) == "ObservedRun(kvsim, http://localhost:30000: 3 requests, 1 failed)"
+
+
 def test_failures_are_one_line() -> None:
     assert RUN.failures() == "1 of 3 requests failed: 1 x HTTP 429: too many"
     assert replace(RUN, errors=[None] * 3).failures() == ""
@@ -103,3 +107,11 @@ def test_lateness_is_of_what_was_sent() -> None:
     assert RUN.late_s(1.0) == pytest.approx(0.0015)
     assert replace(RUN, sent_s=np.full(3, nan)).late_s() == 0.0
     assert RUN.late_s(0.0) < inf
+
+
+def test_the_reference_has_every_field_of_the_file() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "results.md").read_text()
+    section = page[page.index("### Observed runs") :].split("\n### ")[0]
+    for kind in (Head, Line, Facts):
+        for name in kind.__struct_fields__:
+            assert f"`{name}`" in section, f"{kind.__name__}.{name}"

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Event, Thread
 
@@ -42,6 +42,10 @@ class Faults:
 NO_FAULTS = Faults()
 
 
+class Ended(Exception):
+    """A stream has been ended early."""
+
+
 class Faulty(Reply):
     """A reply that something goes wrong with after its first event."""
 
@@ -59,7 +63,7 @@ class Faulty(Reply):
             raise ConnectionResetError
         if self._events == 2 and number in faults.ended_early:
             await self.end()
-            raise asyncio.CancelledError
+            raise Ended
         if self._events == 2 and number in faults.garbled:
             content = "no JSON at all"
         if self._events == 2 and number in faults.failing:
@@ -93,7 +97,8 @@ class FaultyApi:
         elif number in faults.silent:
             await asyncio.sleep(3600)
         else:
-            await self.api.answer(request, Faulty(reply, number, faults))
+            with suppress(Ended):
+                await self.api.answer(request, Faulty(reply, number, faults))
 
 
 class Emulated:
@@ -114,6 +119,10 @@ class Emulated:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
+
+    def forget_limit(self) -> None:
+        """Neither name nor check the most tokens of a prompt and its answer."""
+        self._api.api.longest_tokens = None
 
     async def _serve(self) -> None:
         async with serving(self.emulator, self._api.answer) as self._port:

@@ -19,6 +19,8 @@ class Known:
     """The names of its models; empty if it does not list them."""
     longest_tokens: int | None = None
     """The most tokens of a prompt and its answer together."""
+    engines: int = 1
+    """Copies of the model behind this address, each with a cache of its own (data parallelism)."""
 
 
 class Dialect(ABC):

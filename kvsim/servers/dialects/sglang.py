@@ -71,8 +71,7 @@ class Sglang(Dialect):
 
     async def know(self, http: Http) -> Known:
         cards = await model_cards(http)
-        info = (await http.get("/server_info")).json() or (await http.get("/get_server_info")).json()
-        flags: dict[str, Any] = info if isinstance(info, dict) else {}
+        flags = await _flags(http)
         names = [str(card["id"]) for card in cards]
         host = [sample.value for sample in await read_samples(http) if sample.name == "sglang:hicache_host_total_tokens"]
         facts = ServerFacts(
@@ -84,13 +83,23 @@ class Sglang(Dialect):
             host_capacity_tokens=int(host[0]) if host and host[0] else None,
             settings={name: value for name, value in flags.items() if not isinstance(value, dict | list)},
         )
-        return Known(facts, names, longest(cards))
+        return Known(facts, names, longest(cards), engines=_whole(flags, "dp_size") or 1)
 
     async def reset(self, http: Http) -> None:
         """Empty the caches on GPU and host; one in storage stays."""
         reply = await http.post(f"/flush_cache?timeout={WAITS_S}")
         if not reply.is_good:
             raise UsageError(f"{http.url} has not emptied its cache (HTTP {reply.status}): {message_of(reply.text)}")
+
+
+async def _flags(http: Http) -> dict[str, Any]:
+    """Return what the server says of its settings, in one object with what it says of its memory."""
+    for path in ("/server_info", "/get_server_info"):  # the second is the older name
+        reply = await http.get(path)
+        found = reply.json() if reply.is_good else None
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 def _tiers(details: Mapping[str, Any]) -> dict[str, int]:

@@ -1,11 +1,11 @@
 """vLLM (read in 0.25.1 and 0.33.0): OpenAI's completions with ``ignore_eos``, facts in ``/metrics`` and ``/server_info``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kvsim.errors import UsageError
 from kvsim.results.observed import ServerFacts
-from kvsim.servers.counters import Sample, read_samples
+from kvsim.servers.counters import read_samples
 from kvsim.servers.dialects.base import Known
 from kvsim.servers.dialects.openai import OpenAI, longest, model_cards
 from kvsim.servers.http import Http
@@ -24,7 +24,8 @@ class Vllm(OpenAI):
         cards = await model_cards(http)
         names = [str(card["id"]) for card in cards]
         version = (await http.get("/version")).json()
-        labels = _cache_labels(await read_samples(http))
+        caches = [one.labels for one in await read_samples(http) if one.name == "vllm:cache_config_info"]
+        labels = caches[0] if caches else {}
         config = (await http.get("/server_info?config_format=json")).json()
         flags = flat(config.get("vllm_config")) if isinstance(config, dict) else {}
         size, blocks = _number(labels.get("block_size")), _number(labels.get("num_gpu_blocks"))
@@ -33,10 +34,10 @@ class Vllm(OpenAI):
             version=str(version["version"]) if isinstance(version, dict) and "version" in version else None,
             model=names[0] if names else None,
             page_tokens=size,
-            capacity_tokens=None if size is None or blocks is None else (blocks - 1) * size,
+            capacity_tokens=None if size is None or blocks is None else (blocks - 1) * size,  # one block is vLLM's own
             settings=flags | {f"cache_config.{name}": value for name, value in labels.items()},
         )
-        return Known(facts, names, longest(cards))
+        return Known(facts, names, longest(cards), engines=max(1, len(caches)))
 
     async def reset(self, http: Http) -> None:
         """Empty the GPU's cache, and that of a connector if there is one. vLLM does not say whether it did."""
@@ -46,11 +47,6 @@ class Vllm(OpenAI):
                 f"{http.url} cannot be told to empty its cache (HTTP {reply.status}): start vLLM with VLLM_SERVER_DEV_MODE=1, or "
                 "restart it before each run and set reset=false"
             )
-
-
-def _cache_labels(samples: Sequence[Sample]) -> Mapping[str, str]:
-    """Return the labels of ``vllm:cache_config_info``: its cache settings. One block of the capacity is vLLM's own."""
-    return next((sample.labels for sample in samples if sample.name == "vllm:cache_config_info"), {})
 
 
 def _number(text: str | None) -> int | None:
