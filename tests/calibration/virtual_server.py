@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from servers.emulated import plan_of
 
 from kvsim.core.request import Request
 from kvsim.emulation.token_watch import TokenWatch
@@ -12,6 +11,7 @@ from kvsim.results.observed import ObservedRun, ServerFacts
 from kvsim.run.assembly import build_cluster, build_graphs, build_served
 from kvsim.servers.prompts import as_sent
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
+from tests.servers.emulated import plan_of
 
 
 class VirtualServer:

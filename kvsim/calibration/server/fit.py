@@ -122,13 +122,20 @@ def fit(form: Form, points: Sequence[Point], model: ModelSpec) -> Fit:
     low, high = np.array([one.low for one in form.parameters]), np.array([one.high for one in form.parameters])
     shortest_s = min(point.reading.seconds for point in fitted)
     begins = [start, *[with_launch(form, start, share * shortest_s) for share in form.launches]]
-    ends = [least_squares(residuals, begin, low, high) for begin in begins]
+    held = [least_squares(residuals, begin, *held_at(begin, form.launch, low, high)) for begin in begins]
+    ends = [least_squares(residuals, begin, low, high) for begin in held]
     costs = [float(np.sum(np.square(residuals(values)))) for values in ends]
     best = int(np.argmin(costs))
     hardware = form.machine(ends[best])
     expected = expected_s(points, model, hardware)
     errors = [one / point.reading.seconds - 1 for one, point in zip(expected, points, strict=True)]
     return Fit(name=form.name, hardware=hardware, expected_s=expected, errors=errors, cost=costs[best])
+
+
+def held_at(values: Vector, place: int, low: Vector, high: Vector) -> tuple[Vector, Vector]:
+    """Return bounds that leave one of the values as it is."""
+    is_it = np.arange(len(values)) == place
+    return np.where(is_it, values, low), np.where(is_it, values, high)
 
 
 def with_launch(form: Form, values: Vector, launch_s: float) -> Vector:
@@ -171,7 +178,7 @@ def roofline_form(start: HardwareSpec) -> Form:
         )
         return with_overheads(rates, values[2:])
 
-    return Form("roofline", [*slower, *overheads(start)], len(slower), (0.3, 0.6, 0.9), machine)
+    return Form("roofline", [*slower, *overheads(start)], len(slower), (0.2, 0.4, 0.6, 0.8), machine)
 
 
 def curves_form(roofline: HardwareSpec, points: Sequence[Point], model: ModelSpec, tile_tokens: int) -> Form:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 Vector = npt.NDArray[np.float64]
 MOST_STEPS = 40
 RELATIVE_STEP = 1e-5
-ENOUGH = 1e-3
+ENOUGH = 1e-5
 """A step that improves the sum of squares by less than this share is the last one."""
 
 
@@ -24,7 +24,7 @@ def least_squares(residuals: Callable[[Vector], Vector], start: Vector, low: Vec
         slopes = jacobian(residuals, values, now, low, high)
         gradient = slopes.T @ now
         is_stuck = ((values <= low) & (gradient > 0)) | ((values >= high) & (gradient < 0))
-        free = ~is_stuck
+        free = ~is_stuck & (low < high)
         if not free.any():
             break
         before = now @ now
@@ -48,9 +48,10 @@ def least_squares(residuals: Callable[[Vector], Vector], start: Vector, low: Vec
 
 
 def jacobian(residuals: Callable[[Vector], Vector], values: Vector, now: Vector, low: Vector, high: Vector) -> Vector:
-    """Return the slopes of the residuals, by differences that stay between the bounds."""
-    slopes = np.empty((len(now), len(values)))
-    for at, value in enumerate(values):
+    """Return the slopes of the residuals, by differences that stay between the bounds; 0 for values that may not change."""
+    slopes = np.zeros((len(now), len(values)))
+    for at in np.flatnonzero(low < high):
+        value = values[at]
         step = RELATIVE_STEP * max(1.0, abs(value))
         if value + step > high[at]:
             step = -step

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvsim.calibration.server.batches import DECODE, PROMPT, Batch, Limits, contexts, design, grain_of
 from kvsim.calibration.server.measurements import Measurements, Played, Seen, needs_more, readings
-from kvsim.calibration.server.rounds import Pace, Round, RoundMaker
+from kvsim.calibration.server.rounds import Pace, RoundMaker
 from kvsim.calibration.server.step_times import batch_s
 from kvsim.core.request import Request
 from kvsim.errors import UsageError
@@ -106,18 +106,18 @@ def play_round(measured: Measurements, maker: RoundMaker, order: Sequence[int], 
     measured.notes += [f"round {number + 1}: {note}" for note in run.notes]
     if failures := run.failures():
         measured.notes.append(f"round {number + 1}: {failures}")
-    disturbed = [is_disturbed(run, members, made) for members in made.members]
+    disturbed = [is_disturbed(run, members, len(made.requests)) for members in made.members]
     measured.played += [
         Played(batch=at, round=number, requests=seen_of(run, members), is_disturbed=other)
         for at, members, other in zip(order, made.members, disturbed, strict=True)
     ]
 
 
-def is_disturbed(run: ObservedRun, members: range, made: Round) -> bool:
+def is_disturbed(run: ObservedRun, members: range, requests: int) -> bool:
     """Return whether a request of another batch was under way before all of a batch had ended, or after it had begun."""
     inside = np.arange(members.start, members.stop)
     begin_s, end_s = np.nanmin(run.sent_s[inside], initial=np.inf), np.nanmax(run.end_s[inside], initial=-np.inf)
-    others = np.setdiff1d(np.arange(len(made.requests)), inside)
+    others = np.setdiff1d(np.arange(requests), inside)
     overlap = (run.sent_s[others] < end_s) & (run.end_s[others] > begin_s)
     return bool(overlap.any())
 
