@@ -67,9 +67,9 @@ def calibrate_server(settings: CalibrateSettings, model: ModelSpec, start: Hardw
     check_text(text)
     write_file(settings, settings.file, text.encode())
     print_fits(measured, fits, found, console)
-    console.print(f"\n{settings.file}: for hardware={settings.name}", highlight=False)
+    console.print(f"\n{settings.file}: for hardware={settings.name}", highlight=False, soft_wrap=True)
     if settings.measured is None:
-        console.print(f"{measurements_file(settings)}: for measured=, a fit without the server", highlight=False)
+        console.print(f"{measurements_file(settings)}: for measured=, a fit without the server", highlight=False, soft_wrap=True)
 
 
 def measurements_file(settings: CalibrateSettings) -> Path:
@@ -154,7 +154,7 @@ def print_fits(measured: Measurements, fits: Sequence[Fit], found: Sequence[Poin
             show(console, title, ["", "measured, ms", "", "model, ms", "error"], rows)
     console.print("Errors, median and most", style="bold")
     for name, line in error_lines(fits, found):
-        console.print(f"  {name:<9} {line}", highlight=False)
+        console.print(f"  {name:<9} {line}", highlight=False, soft_wrap=True)
     console.print()
     spec = best.hardware
     parts = [
@@ -164,7 +164,7 @@ def print_fits(measured: Measurements, fits: Sequence[Fit], found: Sequence[Poin
     ]
     show(console, "Machine", ["", "fitted"], parts)
     for note in measured.notes[:NOTES]:
-        console.print(note, highlight=False)
+        console.print(note, highlight=False, soft_wrap=True)
 
 
 NOTES = 5

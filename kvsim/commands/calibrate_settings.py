@@ -59,13 +59,15 @@ class CalibrateSettings:
 
 def check_effect(settings: CalibrateSettings, chosen: list[str]) -> None:
     """Raise UsageError for settings that have no effect on what is measured."""
-    without = OF_MACHINE if settings.is_of_server else OF_SERVER
     if settings.measured is not None:
-        without = (*without, *OF_MEASURING)
+        without, why = (*OF_MACHINE, *OF_MEASURING), "where measurements are fitted again"
+    elif settings.server is not None:
+        without, why = OF_MACHINE, "where a server is measured"
+    else:
+        without, why = OF_SERVER, "without server= or measured="
     for override in chosen:
         if (name := re.split(r"[.=]", override.lstrip("+~"))[0]) in without:
-            why = "where a server is measured" if settings.is_of_server else "without server= or measured="
-            raise UsageError(f"{name} has no effect {why if name not in OF_MEASURING else 'here'}: leave it out")
+            raise UsageError(f"{name} has no effect {why}: leave it out")
 
 
 def check_file(settings: CalibrateSettings) -> None:

@@ -94,7 +94,7 @@ def test_a_machine_whose_parts_add_up_is_met_by_curves(vllm: VirtualServer) -> N
     best, other = fit_all(known, vllm.plan.model, START)
     assert (best.name, other.name) == ("curves", "roofline")
     held_out = best.summary(known, is_held_out=True)
-    assert held_out.median < 0.02 and held_out.most < 0.15  # sizes between whole tiles
+    assert held_out.median < 0.02 and held_out.most < 0.1
     assert other.summary(known, is_held_out=True).median > 2 * held_out.median
 
 

@@ -28,13 +28,18 @@ OVERHEADS = (
 )
 LONGEST_OVERHEAD_S = 1.0
 FEW_TOKENS = (1, 16, 64, 128)
-MANY_TOKENS = (256, 512, 1024, 2048, 4096, 8192, 16384)
+MANY_TOKENS = (256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192, 16384)
 """Tokens of the steps whose matrix products have rows of their own: all are sampled, or one is."""
 CHUNK_TOKENS = (64, 256, 1024, 4096, 16384)
 CONTEXT_TOKENS = (256, 1024, 4096, 16384, 65536)
 """Chunks whose attention has rows of its own."""
 DECODE_TOKENS = (128, 1024, 4096, 16384, 65536, 262144)
 """Tokens that all decoding requests attend over."""
+
+LAUNCHES = (0.2, 0.4, 0.6, 0.8)
+"""Launches that a search tries, as shares of the shortest reading."""
+SHORT_SEARCH = 12
+"""Steps of the search with each of them."""
 
 
 class Parameter(NamedTuple):
@@ -62,8 +67,6 @@ class Form(NamedTuple):
     parameters: Sequence[Parameter]
     launch: int
     """Which of them is the launch of a step with prefill."""
-    launches: Sequence[float]
-    """Further launches from which a search begins, as shares of the shortest reading."""
     machine: Callable[[Vector], HardwareSpec]
 
 
@@ -121,15 +124,17 @@ def fit(form: Form, points: Sequence[Point], model: ModelSpec) -> Fit:
 
     low, high = np.array([one.low for one in form.parameters]), np.array([one.high for one in form.parameters])
     shortest_s = min(point.reading.seconds for point in fitted)
-    begins = [start, *[with_launch(form, start, share * shortest_s) for share in form.launches]]
-    held = [least_squares(residuals, begin, *held_at(begin, form.launch, low, high)) for begin in begins]
-    ends = [least_squares(residuals, begin, low, high) for begin in held]
-    costs = [float(np.sum(np.square(residuals(values)))) for values in ends]
-    best = int(np.argmin(costs))
-    hardware = form.machine(ends[best])
+
+    def cost(values: Vector) -> float:
+        return float(np.sum(np.square(residuals(values))))
+
+    begins = [start, *[with_launch(form, start, share * shortest_s) for share in LAUNCHES]]
+    held = [least_squares(residuals, begin, *held_at(begin, form.launch, low, high), SHORT_SEARCH) for begin in begins]
+    end = least_squares(residuals, min(held, key=cost), low, high)
+    hardware = form.machine(end)
     expected = expected_s(points, model, hardware)
     errors = [one / point.reading.seconds - 1 for one, point in zip(expected, points, strict=True)]
-    return Fit(name=form.name, hardware=hardware, expected_s=expected, errors=errors, cost=costs[best])
+    return Fit(name=form.name, hardware=hardware, expected_s=expected, errors=errors, cost=cost(end))
 
 
 def held_at(values: Vector, place: int, low: Vector, high: Vector) -> tuple[Vector, Vector]:
@@ -178,7 +183,7 @@ def roofline_form(start: HardwareSpec) -> Form:
         )
         return with_overheads(rates, values[2:])
 
-    return Form("roofline", [*slower, *overheads(start)], len(slower), (0.2, 0.4, 0.6, 0.8), machine)
+    return Form("roofline", [*slower, *overheads(start)], len(slower), machine)
 
 
 def curves_form(roofline: HardwareSpec, points: Sequence[Point], model: ModelSpec, tile_tokens: int) -> Form:
@@ -198,7 +203,7 @@ def curves_form(roofline: HardwareSpec, points: Sequence[Point], model: ModelSpe
         )
         return replace(with_overheads(roofline, values[:own]), compute_curves=curves)
 
-    return Form("curves", parameters, 0, (0.6,), machine)
+    return Form("curves", parameters, 0, machine)
 
 
 class MostTokens(NamedTuple):

@@ -6,13 +6,14 @@ import numpy as np
 import numpy.typing as npt
 
 Vector = npt.NDArray[np.float64]
-MOST_STEPS = 40
 RELATIVE_STEP = 1e-5
 ENOUGH = 1e-5
 """A step that improves the sum of squares by less than this share is the last one."""
 
 
-def least_squares(residuals: Callable[[Vector], Vector], start: Vector, low: Vector, high: Vector) -> Vector:
+def least_squares(
+    residuals: Callable[[Vector], Vector], start: Vector, low: Vector, high: Vector, most_steps: int = 60
+) -> Vector:
     """Return the values between ``low`` and ``high`` whose residuals have the least sum of squares, from ``start`` downhill.
 
     Values should be of the order of 1: differences are taken at a hundred thousandth of them, or of 1 if that is more.
@@ -20,7 +21,7 @@ def least_squares(residuals: Callable[[Vector], Vector], start: Vector, low: Vec
     values = np.clip(start, low, high)
     now = residuals(values)
     damping = 1e-3
-    for _ in range(MOST_STEPS):
+    for _ in range(most_steps):
         slopes = jacobian(residuals, values, now, low, high)
         gradient = slopes.T @ now
         is_stuck = ((values <= low) & (gradient > 0)) | ((values >= high) & (gradient < 0))
