@@ -59,6 +59,7 @@ class CalibrateSettings:
 
 def check_effect(settings: CalibrateSettings, chosen: list[str]) -> None:
     """Raise UsageError for settings that have no effect on what is measured."""
+    without: tuple[str, ...]
     if settings.measured is not None:
         without, why = (*OF_MACHINE, *OF_MEASURING), "where measurements are fitted again"
     elif settings.server is not None:

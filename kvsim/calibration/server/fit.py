@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, inf
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -160,7 +160,8 @@ def overheads(start: HardwareSpec) -> list[Parameter]:
 
 
 def with_overheads(hardware: HardwareSpec, values: Vector) -> HardwareSpec:
-    return replace(hardware, **{name: float(value) * MILLISECOND for name, value in zip(OVERHEADS, values, strict=True)})
+    changes: dict[str, Any] = {name: float(value) * MILLISECOND for name, value in zip(OVERHEADS, values, strict=True)}
+    return replace(hardware, **changes)
 
 
 def roofline_form(start: HardwareSpec) -> Form:
