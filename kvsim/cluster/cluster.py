@@ -74,7 +74,6 @@ class Cluster(Frontend):
         self.hand_over = hand_over
         self.failures = failures
         self.layout = layout
-        self.request_overhead_s = engines[0].substrate.request_overhead_s
         self.caches: list[ServedCache] = list(dict.fromkeys([engine.cache for engine in engines]))
         self.is_done = False
         self._all_ended = self.env.event()
@@ -173,8 +172,9 @@ class Cluster(Frontend):
                 self._reset(reset)
         job = Job(request, self.env.now)
         self.book.arrived(request, self.env.now)
-        if self.request_overhead_s:
-            heard = self.env.timeout(self.request_overhead_s, job)
+        before_s = self.engines[0].substrate.request_s(request.prompt_tokens)
+        if before_s:
+            heard = self.env.timeout(before_s, job)
             heard.callbacks.append(lambda event: self._accept(event.value))
         else:
             self._accept(job)

@@ -16,7 +16,7 @@ from rich.console import Console
 import kvsim.conf
 from kvsim.commands.application import run_application
 from kvsim.commands.calibrate_settings import CalibrateSettings, check_effect, check_file
-from kvsim.commands.hardware_file import COMMENTS, check_text, number, show, written
+from kvsim.commands.hardware_file import COMMENTS, check_text, micro, number, show, written
 from kvsim.errors import UsageError
 from kvsim.files.writing import replacing
 from kvsim.hardware.noise import Noise
@@ -213,7 +213,3 @@ def tera(value: float) -> str:
 
 def giga(value: float) -> str:
     return f"{value / 1e9:.4g}"
-
-
-def micro(value: float) -> str:
-    return f"{value * 1e6:.4g}"

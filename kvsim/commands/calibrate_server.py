@@ -13,7 +13,7 @@ from kvsim.calibration.server.measure import MeasureSettings, measure
 from kvsim.calibration.server.measurements import Measurements, read_measurements, write_measurements
 from kvsim.calibration.server.step_times import Point, points
 from kvsim.commands.calibrate_settings import CalibrateSettings, check_file
-from kvsim.commands.hardware_file import COMMENTS, check_text, show, written
+from kvsim.commands.hardware_file import COMMENTS, check_text, micro, show, written
 from kvsim.core.request import Request
 from kvsim.errors import UsageError
 from kvsim.files.writing import replacing
@@ -39,6 +39,7 @@ FITTED = {
     "chunk_launch_s": "Further time to launch each further chunk, fitted.",
     "decode_launch_s": "Further time to launch the requests that decode beside prefill, fitted.",
     "request_overhead_s": "Time of a request between client and engine, and of a token on the way back, fitted.",
+    "request_token_s": "The same for each token of its prompt, fitted.",
     "compute_curves": COMMENTS["compute_curves"] + "\n# Fitted; null: the roofline above predicts as well.",
     "noise": "null: a server's step is its median.",
 }
@@ -160,7 +161,7 @@ def print_fits(measured: Measurements, fits: Sequence[Fit], found: Sequence[Poin
     parts = [
         ("matrix products, share of the peak", f"{spec.flops_efficiency:.3f}"),
         ("memory, share of the peak", f"{spec.memory_efficiency:.3f}"),
-        *((name.replace("_s", "").replace("_", " ") + ", ms", f"{getattr(spec, name) * 1e3:.3f}") for name in OVERHEADS),
+        *((name.removesuffix("_s").replace("_", " ") + ", µs", micro(getattr(spec, name))) for name in OVERHEADS),
     ]
     show(console, "Machine", ["", "fitted"], parts)
     for note in measured.notes[:NOTES]:

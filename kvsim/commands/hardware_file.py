@@ -36,6 +36,7 @@ COMMENTS = {
     "decode_launch_s": "Further time to launch the requests that decode beside prefill.",
     "copy_launch_s": "Further time to launch a step with prefill if copies from or to the GPU begin with it.",
     "request_overhead_s": "Time of a request in a server around the engine. There was none.",
+    "request_token_s": "The same for each token of its prompt. There was none.",
     "rank_jitter": "Spread of the tensor-parallel ranks' speeds: for every transfer, each rank moves its part of the pages at\n"
     "# its rate times a factor drawn evenly from 1 - rank_jitter to 1. The slowest rank decides when a transfer ends and what\n"
     "# a cancelled one has brought. Not measured.",
@@ -109,3 +110,7 @@ def check_text(text: str) -> None:
 def show(console: Console, title: str, columns: list[str], rows: Sequence[tuple[str, ...]]) -> None:
     left = [place for place, column in enumerate(columns) if not column]
     print_table(console, columns, rows, console.width, words=left, left=left, title=title)
+
+
+def micro(value: float) -> str:
+    return f"{value * 1e6:.4g}"

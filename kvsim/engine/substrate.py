@@ -75,8 +75,9 @@ class Substrate(Protocol):
     """Runs a model's work and moves its pages. ``copy`` and ``compute`` return at once, with an event for their end."""
 
     env: Environment
-    request_overhead_s: float
-    """Time from a request's arrival until an engine hears of it, in a server around the engines."""
+
+    def request_s(self, prompt_tokens: int) -> float:
+        """Return the time from a request's arrival until an engine hears of it, in a server around the engines."""
 
     def copy(self, transfer: Transfer) -> Event:
         """Move a transfer's pages. The event's value is the number of pages that arrived.

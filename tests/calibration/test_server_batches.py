@@ -19,7 +19,7 @@ from kvsim.calibration.server.batches import (
 )
 from kvsim.calibration.server.measure import is_disturbed, limits_of, seen_of, step_tokens_of
 from kvsim.calibration.server.measurements import Measurements, Played, Seen, reading, relative_error, samples
-from kvsim.calibration.server.rounds import PAUSE_S, TOUCHED_PAUSE_S, Pace, RoundMaker
+from kvsim.calibration.server.rounds import BETWEEN_S, PAUSE_S, TOUCHED_PAUSE_S, Pace, RoundMaker
 from kvsim.calibration.server.step_times import burst, chunks, works
 from kvsim.errors import UsageError
 from kvsim.results.observed import ObservedRun, ServerFacts
@@ -64,15 +64,15 @@ def test_a_context_is_as_long_as_the_longest_batch_that_uses_it() -> None:
 
 def test_rounds_share_their_contexts_and_nothing_else() -> None:
     batches = [Batch(kind=PROMPT, tokens=32, context=64), Batch(kind=DECODE, requests=2, context=32)]
-    maker = RoundMaker(contexts(batches), 16, lambda batch: Pace(0.0, 0.0, 0.0), first_page=1000)
-    one, other = maker.make(batches), maker.make(batches[::-1])
+    maker = RoundMaker(contexts(batches), 16, first_page=1000)
+    one, other = [maker.make(order, lambda _: Pace(0.0, 0.0, 0.0)) for order in (batches, batches[::-1])]
     assert one.members == [range(2, 3), range(3, 5)] and other.members == [range(2, 4), range(4, 5)]
     assert [request.runs for request in one.requests[:2]] == [((1000, 4),), ((1004, 2),)]
     assert [request.runs for request in other.requests[:2]] == [((1000, 4),), ((1004, 2),)]
     assert [request.prompt_tokens for request in one.requests] == [64, 32, 96, 48, 48]
     assert [request.runs[0] for request in one.requests[2:]] == [(1000, 4), (1000, 2), (1004, 2)]
     assert [(request.after, request.delay_s) for request in one.requests[2:]] == [
-        (1, TOUCHED_PAUSE_S), (2, PAUSE_S), (2, PAUSE_S),
+        (1, TOUCHED_PAUSE_S), (2, PAUSE_S), (2, PAUSE_S + BETWEEN_S),
     ]  # fmt: skip
     own = [request.runs[-1] for made in (one, other) for request in made.requests[2:]]
     pages = [page for start, count in own for page in range(start, start + count)]
@@ -81,10 +81,10 @@ def test_rounds_share_their_contexts_and_nothing_else() -> None:
 
 def test_prompts_of_a_mixed_batch_arrive_one_by_one_while_the_others_decode() -> None:
     batch = Batch(kind=MIXED, tokens=64, requests=2, context=16)
-    made = RoundMaker(contexts([batch]), 16, lambda _: Pace(1.0, 0.1, 0.5), first_page=1).make([batch])
+    made = RoundMaker(contexts([batch]), 16, first_page=1).make([batch], lambda _: Pace(1.0, 0.1, 0.5))
     prompts = made.requests[2:5]
     assert [request.delay_s for request in prompts] == pytest.approx(
-        [TOUCHED_PAUSE_S + 2.0 + number * 1.1 for number in range(3)]
+        [TOUCHED_PAUSE_S + BETWEEN_S + after for after in (2.0, 3.1, 4.2)]
     )
     assert {request.after for request in made.requests[2:]} == {1}
     assert [request.output_tokens for request in made.requests[2:]] == [1, 1, 1, batch.answer_tokens, batch.answer_tokens]
@@ -114,13 +114,13 @@ def test_a_decode_step_is_timed_while_all_requests_decode() -> None:
     assert samples(Batch(kind=DECODE, requests=1, context=16), [pairs]) == [1.0]  # each part has two tokens
 
 
-def test_a_mixed_step_is_the_longest_after_a_prompt_was_sent() -> None:
+def test_a_mixed_step_is_what_plain_steps_around_it_leave() -> None:
     batch = Batch(kind=MIXED, tokens=64, requests=1, context=16)
-    decoding = seen(0.0, 1, 2, 5, 6, 7, 11, 12, 13)  # the step from 2 to 5 ran when the first prompt was sent
-    prompts = [seen(2.5, 6.0), seen(6.5, 11.0), seen(20.0, 21.0)]
-    assert samples(batch, [*prompts, decoding]) == [1.0, 4.0]
-    together = [seen(2.5, 7.0), seen(6.5, 11.0), seen(20.0, 21.0)]
-    assert samples(batch, [*together, decoding]) == []
+    steps = [1, 1, 1, 4, 1, 1, 1, 1, 1, 3, 3, 0.5, 1, 1, 1, 1]  # the second mixed step, of 4.5 s, is told of in three parts
+    decoding = seen(0.0, *np.cumsum(steps))
+    first, second = seen(3.5, 7.0), seen(11.5, 15.0)
+    assert samples(batch, [first, second, seen(90.0, 91.0), decoding]) == pytest.approx([4.0, 4.5])
+    assert samples(batch, [first, seen(6.0, 15.0), seen(90.0, 91.0), decoding]) == []  # they were there at the same time
 
 
 def test_a_batch_with_a_failure_or_another_batch_shows_nothing() -> None:
@@ -151,10 +151,8 @@ def test_prompts_are_computed_in_steps_of_whole_batches() -> None:
 
 
 def test_an_engine_that_computes_prompts_apart_decodes_in_a_step_of_its_own() -> None:
-    batch = Batch(kind=MIXED, tokens=64, requests=2, context=16)
-    found = reading(batch, [])
-    assert found is None
-    found = reading(Batch(kind=MIXED, tokens=64, requests=1, context=16), [MIXED_PLAYED])
+    batch = Batch(kind=MIXED, tokens=64, requests=1, context=16)
+    found = reading(batch, [MIXED_PLAYED])
     assert found is not None
     joined, apart = works(found, measurements(joins=True)), works(found, measurements(joins=False))
     context = 16 + 16 + batch.answer_tokens // 2

@@ -51,7 +51,7 @@ class Batch:
         """Length of the answers: enough that all requests of a batch decode at the same time for a while."""
         if self.kind in (PROMPT, BURST):
             return 1
-        return 32 + self.requests // 4 + (16 * ARRIVALS if self.kind == MIXED else 0)
+        return 48 + self.requests + (16 * ARRIVALS if self.kind == MIXED else 0)
 
     @property
     def slots(self) -> int:

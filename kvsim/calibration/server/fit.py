@@ -17,6 +17,8 @@ from kvsim.model.spec import ModelSpec
 
 NOISE = 0.01
 """An error of a reading that says nothing, relative. Readings count the less, the larger their own standard error is."""
+LARGEST_ERROR = 0.1
+"""Standard error of a reading that is taken for larger, or is unknown."""
 MILLISECOND = 1e-3
 OVERHEADS = (
     "prefill_launch_s",
@@ -25,8 +27,11 @@ OVERHEADS = (
     "chunk_launch_s",
     "decode_launch_s",
     "request_overhead_s",
+    "request_token_s",
 )
-LONGEST_OVERHEAD_S = 1.0
+UNITS = {"request_token_s": 1e-6}
+"""Seconds of a unit of an overhead, where it is not a millisecond."""
+LONGEST_OVERHEAD = 1000.0
 FEW_TOKENS = (1, 16, 64, 128)
 MANY_TOKENS = (256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192, 16384)
 """Tokens of the steps whose matrix products have rows of their own: all are sampled, or one is."""
@@ -116,7 +121,7 @@ def fit(form: Form, points: Sequence[Point], model: ModelSpec) -> Fit:
     start = np.array([one.start for one in form.parameters])
     spread = np.array([one.spread for one in form.parameters])
     logs = np.log([point.reading.seconds for point in fitted])
-    noise = np.array([np.hypot(NOISE, min(point.reading.error, 1.0)) for point in fitted])
+    noise = np.array([np.hypot(NOISE, min(point.reading.error, LARGEST_ERROR)) for point in fitted])
 
     def residuals(values: Vector) -> Vector:
         expected = expected_s(fitted, model, form.machine(values))
@@ -154,13 +159,15 @@ def with_launch(form: Form, values: Vector, launch_s: float) -> Vector:
 
 
 def overheads(start: HardwareSpec) -> list[Parameter]:
-    """Return ``OVERHEADS``, which both forms have, in milliseconds."""
-    known = [getattr(start, name) for name in OVERHEADS]
-    return [Parameter(seconds / MILLISECOND, 0.0, LONGEST_OVERHEAD_S / MILLISECOND, 50.0) for seconds in known]
+    """Return ``OVERHEADS``, which both forms have, in their units."""
+    known = [getattr(start, name) / UNITS.get(name, MILLISECOND) for name in OVERHEADS]
+    return [Parameter(value, 0.0, LONGEST_OVERHEAD, 50.0) for value in known]
 
 
 def with_overheads(hardware: HardwareSpec, values: Vector) -> HardwareSpec:
-    changes: dict[str, Any] = {name: float(value) * MILLISECOND for name, value in zip(OVERHEADS, values, strict=True)}
+    changes: dict[str, Any] = {
+        name: float(value) * UNITS.get(name, MILLISECOND) for name, value in zip(OVERHEADS, values, strict=True)
+    }
     return replace(hardware, **changes)
 
 

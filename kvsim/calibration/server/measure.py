@@ -79,8 +79,7 @@ def measure(
         played=[],
     )
     measured.batches = design(limits_of(facts, measured.step_tokens, settings.longest_tokens), grain, settings.seed)
-    first_page, pace = 1 + randbelow(MOST_PAGES), partial(pace_of, measured=measured, model=model, expected=expected)
-    maker = RoundMaker(contexts(measured.batches), grain, pace, first_page)
+    maker = RoundMaker(contexts(measured.batches), grain, 1 + randbelow(MOST_PAGES))
     rng = np.random.default_rng(settings.seed)
     everything = left = list(range(len(measured.batches)))
     took_s = 0.0
@@ -90,15 +89,19 @@ def measure(
             break
         chosen = everything if number < LEAST_ROUNDS else left
         say(f"round {number + 1}: {len(chosen)} batches")
-        play_round(measured, maker, [int(at) for at in rng.permutation(chosen)], number, play)
+        pace = partial(pace_of, slower=slower_than(measured, model, expected), measured=measured, model=model, expected=expected)
+        play_round(measured, maker, [int(at) for at in rng.permutation(chosen)], pace, play)
         left, took_s = needs_more(measured, GOOD_ENOUGH), time.monotonic() - begin
     measured.seconds = round(time.monotonic() - began, 3)
     return measured
 
 
-def play_round(measured: Measurements, maker: RoundMaker, order: Sequence[int], number: int, play: Play) -> None:
+def play_round(
+    measured: Measurements, maker: RoundMaker, order: Sequence[int], pace: Callable[[Batch], Pace], play: Play
+) -> None:
     """Play batches, and add what was seen. Raises UsageError if every request failed."""
-    made = maker.make([measured.batches[at] for at in order])
+    number = 1 + max([one.round for one in measured.played], default=-1)
+    made = maker.make([measured.batches[at] for at in order], pace)
     run = play(made.requests, maker.page_tokens)
     if all(error is not None for error in run.errors):
         raise UsageError(f"server: {run.failures()}")
@@ -173,12 +176,15 @@ def number_of(facts: ServerFacts, names: Sequence[str]) -> int | None:
     return next((value for value in told if isinstance(value, int) and value > 0), None)
 
 
-def pace_of(batch: Batch, measured: Measurements, model: ModelSpec, expected: HardwareSpec) -> Pace:
-    """Return about how long the parts of a mixed batch take: as on a machine, times what the server has needed so far."""
-    own = measured.page_tokens * batch.requests
-    begin = Batch(kind=PROMPT, tokens=own)
-    decode = Batch(kind=DECODE, requests=batch.requests, context=batch.context)
-    begin_s, decode_s, mixed_s = [batch_s(one, measured, model, expected) for one in (begin, decode, batch)]
+def slower_than(measured: Measurements, model: ModelSpec, expected: HardwareSpec) -> float:
+    """Return how many times as long as on a machine, at least once, a server's batches have taken so far."""
     known = [one.seconds / batch_s(one.batch, measured, model, expected) for one in readings(measured)]
-    slower = max(1.0, median(known)) if known else UNKNOWN_PACE
-    return Pace(slower * begin_s, slower * decode_s, slower * mixed_s)
+    return max(1.0, median(known)) if known else UNKNOWN_PACE
+
+
+def pace_of(batch: Batch, slower: float, measured: Measurements, model: ModelSpec, expected: HardwareSpec) -> Pace:
+    """Return about how long the parts of a mixed batch take: so many times as long as on a machine."""
+    begin = Batch(kind=PROMPT, tokens=measured.page_tokens * batch.requests)
+    decode = Batch(kind=DECODE, requests=batch.requests, context=batch.context)
+    begin_s, decode_s, mixed_s = [slower * batch_s(one, measured, model, expected) for one in (begin, decode, batch)]
+    return Pace(begin_s, decode_s, mixed_s)

@@ -1,18 +1,25 @@
 """What a server's batches took: written to a file, read back, and reduced to one number for each batch."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
 from math import inf, isnan, nan, sqrt
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from kvsim.calibration.server.batches import BURST, DECODE, PROMPT, Batch
 from kvsim.calibration.server.rounds import timed_prompts
 from kvsim.errors import UsageError
 
 SCHEMA = 1
+AFTERWARDS = 2
+"""Tokens after a mixed step until steps are plain again."""
+NEAR = 4
+"""Plain steps before a mixed one, and after it, that it is compared with."""
 
 
 class Seen(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -89,6 +96,22 @@ def read_measurements(path: Path) -> Measurements:
     return found
 
 
+class Steps(NamedTuple):
+    """Steps of one request."""
+
+    begin_s: npt.NDArray[np.float64]
+    seconds: npt.NDArray[np.float64]
+
+    def near(self, begin_s: float, end_s: float) -> float:
+        """Return the mean time of those around a stretch of time: as many before it as after it."""
+        at, until = np.searchsorted(self.begin_s, (begin_s, end_s))
+        before, after = self.seconds[:at], self.seconds[until:]
+        count = min(NEAR, len(before), len(after))
+        if not count:
+            return float(np.mean((before if len(before) else after)[:NEAR])) if len(self.seconds) else nan
+        return float(np.mean([*before[-count:], *after[:count]]))
+
+
 class Reading(msgspec.Struct, kw_only=True):
     """A batch's seconds: the median of its samples."""
 
@@ -143,8 +166,7 @@ def samples(batch: Batch, requests: Sequence[Seen]) -> list[float]:
     prompt   from sending it to its first token
     burst    from sending the first prompt to the last one's first token
     decode   the time of a step while all requests decode: the mean within each request, the median of these
-    mixed    of each prompt that is there alone, the longest time between two tokens, from the first that comes after it was sent
-             to its own first, of a request that decodes: the median over these requests
+    mixed    the step that computes a prompt, of each prompt that is there alone: the median over the decoding requests
     """
     if any(seen.error is not None or seen.first_token_s is None or seen.end_s is None for seen in requests):
         return []
@@ -159,7 +181,8 @@ def samples(batch: Batch, requests: Sequence[Seen]) -> list[float]:
     else:
         begin_s, end_s = together(decoding)
         inside = [seen for seen in alone(prompts) if begin_s < seen.sent_s and seen.times_s[0] < end_s]
-        values = [longest_gap_s(decoding, seen.sent_s, seen.times_s[0]) for seen in inside]
+        plain = [plain_steps(seen, prompts) for seen in decoding]
+        values = [mixed_step_s(decoding, plain, prompt) for prompt in inside]
     return [value for value in values if not isnan(value)]
 
 
@@ -190,14 +213,30 @@ def step_s(decoding: Sequence[Seen]) -> float:
     return median(found) if found else nan
 
 
-def longest_gap_s(decoding: Sequence[Seen], begin_s: float, end_s: float) -> float:
-    """Return the longest time between two tokens whose first one comes between two moments: the median over the requests."""
+def plain_steps(seen: Seen, prompts: Sequence[Seen]) -> Steps:
+    """Return the steps of a decoding request in which no prompt was there, nor shortly before."""
+    times = np.array(seen.times_s)
+    before, after = times[:-1], times[1:]
+    earlier = times[np.maximum(np.arange(len(before)) - AFTERWARDS, 0)]
+    is_plain = np.ones(len(before), dtype=bool)
+    for prompt in prompts:
+        is_plain &= (after <= prompt.sent_s) | (earlier >= prompt.times_s[0])
+    return Steps(before[is_plain], (after - before)[is_plain])
+
+
+def mixed_step_s(decoding: Sequence[Seen], plain: Sequence[Steps], prompt: Seen) -> float:
+    """Return the time of the step that computes a prompt.
+
+    An engine that launches it before it hands on the tokens of the step before makes two times between tokens longer, and the
+    next shorter. So all of them count, from the last token before the prompt was sent to some tokens after its own first, less as
+    many plain steps of about that time, but for one.
+    """
     found = []
-    for seen in decoding:
+    for seen, steps in zip(decoding, plain, strict=True):
         times = seen.times_s
-        gaps = [after - before for before, after in pairwise(times) if begin_s <= before < end_s]
-        if gaps:
-            found.append(max(gaps))
+        begin, end = bisect_right(times, prompt.sent_s) - 1, bisect_left(times, prompt.times_s[0]) + AFTERWARDS
+        if begin >= 0 and end < len(times) and len(steps.seconds):
+            found.append(times[end] - times[begin] - (end - begin - 1) * steps.near(times[begin], times[end]))
     return median(found) if found else nan
 
 

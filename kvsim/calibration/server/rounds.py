@@ -10,6 +10,8 @@ from kvsim.pages.extents import Extent, count_pages
 PAUSE_S = 0.02
 """Idle time before a batch, so that no request of the batch before it is left."""
 TOUCHED_PAUSE_S = 0.2
+BETWEEN_S = 4e-3
+"""From one request of a batch that decodes to the next, so that a server takes them in this order, and the last one ends last."""
 LEAD_STEPS, SPARE_STEPS = 10, 6
 """Decode steps before the first prompt of a mixed batch arrives, and between two of them beside the step of the prompt itself."""
 
@@ -18,7 +20,7 @@ class Pace(NamedTuple):
     """About how long the parts of a mixed batch take."""
 
     begin_s: float
-    """Until all requests decode."""
+    """From the last request to the time when all decode."""
     decode_step_s: float
     mixed_step_s: float
 
@@ -37,9 +39,8 @@ class RoundMaker:
     depend on that order. Page ids begin at ``first_page``: a server that has seen others has none of these in its cache.
     """
 
-    def __init__(self, contexts: Sequence[int], page_tokens: int, pace: Callable[[Batch], Pace], first_page: int) -> None:
+    def __init__(self, contexts: Sequence[int], page_tokens: int, first_page: int) -> None:
         self.page_tokens = page_tokens
-        self.pace = pace
         self._contexts: list[Extent] = []
         begin = first_page
         for tokens in contexts:
@@ -47,20 +48,22 @@ class RoundMaker:
             begin += tokens // page_tokens
         self._free = begin + 1
 
-    def make(self, batches: Sequence[Batch]) -> Round:
-        """Return a round of these batches, in this order."""
+    def make(self, batches: Sequence[Batch], pace: Callable[[Batch], Pace]) -> Round:
+        """Return a round of these batches, in this order, whose parts take about as long as ``pace`` says."""
         requests: list[Request] = []
-        for context in self._contexts:
-            self._add(requests, (context,), 1)
+        for slot, context in enumerate(self._contexts):
+            self._add(requests, (context,), 1, arrival_s=slot * BETWEEN_S)
         members, pause_s = [], TOUCHED_PAUSE_S
         for batch in batches:
             first, last = len(requests), len(requests) - 1
-            self._add_batch(requests, batch, last, pause_s)
+            self._add_batch(requests, batch, pace, last, pause_s)
             members.append(range(first, len(requests)))
             pause_s = PAUSE_S
         return Round(requests, members)
 
-    def _add_batch(self, requests: list[Request], batch: Batch, after: int, pause_s: float) -> None:
+    def _add_batch(
+        self, requests: list[Request], batch: Batch, pace_of: Callable[[Batch], Pace], after: int, pause_s: float
+    ) -> None:
         """Add a batch. Its last request is one that ends last."""
         if batch.kind == PROMPT:
             self._add(requests, self._path(0, batch.context, batch.tokens), 1, after, pause_s)
@@ -68,13 +71,19 @@ class RoundMaker:
             for _ in range(batch.requests):
                 self._add(requests, self._path(0, 0, batch.tokens), 1, after, pause_s)
         if batch.kind == MIXED:
-            pace = self.pace(batch)
-            begin_s = pause_s + pace.begin_s + LEAD_STEPS * pace.decode_step_s
+            pace = pace_of(batch)
+            begin_s = pause_s + (batch.requests - 1) * BETWEEN_S + pace.begin_s + LEAD_STEPS * pace.decode_step_s
             between_s = pace.mixed_step_s + SPARE_STEPS * pace.decode_step_s
             for number in range(ARRIVALS):
                 self._add(requests, self._path(0, 0, batch.tokens), 1, after, begin_s + number * between_s)
         for slot in range(batch.requests if batch.answer_tokens > 1 else 0):
-            self._add(requests, self._path(slot, batch.context, self.page_tokens), batch.answer_tokens, after, pause_s)
+            self._add(
+                requests,
+                self._path(slot, batch.context, self.page_tokens),
+                batch.answer_tokens,
+                after,
+                pause_s + slot * BETWEEN_S,
+            )
 
     def _path(self, slot: int, context_tokens: int, tokens: int) -> tuple[Extent, ...]:
         """Return the beginning of a context, and new pages."""
@@ -84,12 +93,20 @@ class RoundMaker:
             return (own,)
         return (self._contexts[slot][0], context_tokens // self.page_tokens), own
 
-    def _add(self, requests: list[Request], runs: tuple[Extent, ...], answer: int, after: int = -1, delay_s: float = 0.0) -> None:
+    def _add(
+        self,
+        requests: list[Request],
+        runs: tuple[Extent, ...],
+        answer: int,
+        after: int = -1,
+        delay_s: float = 0.0,
+        arrival_s: float = 0.0,
+    ) -> None:
         pages = count_pages(runs)
         requests.append(
             Request(
                 index=len(requests),
-                arrival_s=0.0,
+                arrival_s=arrival_s,
                 prompt_tokens=pages * self.page_tokens,
                 output_tokens=answer,
                 runs=runs,

@@ -24,6 +24,11 @@ class Point:
         """Whether it is the time of a request, not of steps alone."""
         return self.reading.batch.kind in (PROMPT, BURST)
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the request's prompt."""
+        return self.reading.batch.tokens + self.reading.batch.context
+
 
 def points(measured: Measurements) -> list[Point]:
     """Return all that was read, with its steps."""
@@ -79,7 +84,8 @@ def expected_s(point_list: Sequence[Point], model: ModelSpec, hardware: Hardware
     """Return the seconds of each point on a machine that has rested before."""
     steps = step_times(model, hardware)
     return [
-        steps_s(WarmSteps(steps, hardware), point.works) + hardware.request_overhead_s * point.is_request for point in point_list
+        steps_s(WarmSteps(steps, hardware), point.works) + (hardware.request_s(point.prompt_tokens) if point.is_request else 0.0)
+        for point in point_list
     ]
 
 

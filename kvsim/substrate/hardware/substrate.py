@@ -76,7 +76,6 @@ class HardwareSubstrate:
         self.book, self.clock = book, book.clock
         book.on_lost = self._lost
         self.env: Environment = book.clock
-        self.request_overhead_s = 0.0
         self.gpus, self.ranks, self.close_gpus = gpus, ranks, close_gpus
         self.pages, self.page_tokens, self.page_bytes = pages, page_tokens, page_bytes
         self.rates, self.steps, self.device = rates, steps, device
@@ -93,6 +92,10 @@ class HardwareSubstrate:
         self._under_way: dict[Transfer, UnderWay] = {}
         self._state_orders: dict[int, tuple[int, bool, np.ndarray]] = {}
         """Engine, whether states have a pool of their own, and slots there, of the orders for states that have not ended."""
+
+    def request_s(self, prompt_tokens: int) -> float:
+        """Return 0: there is no server."""
+        return 0.0
 
     # Copies
 
