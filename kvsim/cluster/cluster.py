@@ -6,7 +6,7 @@ from math import inf, isnan
 from time import perf_counter
 from typing import Any
 
-from simpy import Environment, Process
+from simpy import Environment, Event, Process
 
 from kvsim.cluster.hand_over import HandOver
 from kvsim.cluster.router import Router
@@ -183,12 +183,22 @@ class Cluster(Frontend):
         if requests[0] is not request:
             self._apart[request.index] = request
             self._samples_left[request.index] = len(requests)
+        before_s = self.engines[0].substrate.request_s(request.prompt_tokens)
         for one in requests:
             job = Job(one, now)
             job.is_counted = one.sample > 0
-            self._deliver(job)
+            if before_s:
+                heard = self.env.timeout(before_s, job)
+                heard.callbacks.append(self._hear)
+            else:
+                self._deliver(job)
+
+    def _hear(self, event: Event) -> None:
+        self._deliver(event.value)
 
     def _deliver(self, job: Job) -> None:
+        """Let an engine hear of a request, which has waited for nothing so far."""
+        job.times.waits_since_s = self.env.now
         if self.has_engines:
             self.send(job).accept(job)
         else:

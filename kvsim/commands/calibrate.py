@@ -1,13 +1,12 @@
-"""``kvsim calibrate``: measures this machine and writes the results as a choice for ``hardware=``."""
+"""``kvsim calibrate``: measures this machine, or a server, and writes the results as a choice for ``hardware=``."""
 
 import platform
 import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, fields, replace
 from importlib.resources import files
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,15 +15,14 @@ from rich.console import Console
 
 import kvsim.conf
 from kvsim.commands.application import run_application
+from kvsim.commands.calibrate_settings import CalibrateSettings, check_effect, check_file
+from kvsim.commands.hardware_file import COMMENTS, check_text, micro, number, show, written
 from kvsim.errors import UsageError
 from kvsim.files.writing import replacing
 from kvsim.hardware.noise import Noise
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.model.spec import ModelSource, ModelSpec
-from kvsim.numbers import Whole, check_settings
-from kvsim.plans.build import check_output
 from kvsim.plans.construct import construct
-from kvsim.report.terminal import print_table
 from kvsim.settings.configuration import Asked, without_hydra
 
 if TYPE_CHECKING:
@@ -33,87 +31,13 @@ if TYPE_CHECKING:
     from kvsim.calibration.machine import Measured
 
 MOST_INTERPRETED_PARAMETERS = 10_000_000
-COMMENTS = {
-    "flops_per_s": "Rate of products of large random matrices, bf16 on a GPU.",
-    "memory_bytes": "Memory of the GPU.",
-    "memory_bytes_per_s": "Rate of a copy within GPU memory, counting bytes read and bytes written.",
-    "gpus": "GPUs that serve one model together, tensor-parallel. One was measured.",
-    "host_to_device_bytes_per_s": "Rate of one long copy from pinned host memory to the GPU.",
-    "device_to_host_bytes_per_s": "Rate of one long copy from the GPU to pinned host memory.",
-    "both_directions_bytes_per_s": "Total rate while both directions are busy.",
-    "host_latency_s": "Time from the request of a copy to its first byte, for the fragments of the model's pages.",
-    "copy_overhead_s": "Further latency of a copy between GPU and host while the serving engine launches steps.",
-    "disk_read_bytes_per_s": "Rate of reading pages: the fastest of disk_curves.",
-    "disk_write_bytes_per_s": "Rate of writing pages: the fastest of disk_curves.",
-    "disk_latency_s": "Time to read one small page on an idle disk.",
-    "flops_efficiency": "1: flops_per_s is measured.",
-    "memory_efficiency": "1: memory_bytes_per_s is measured.",
-    "step_overhead_s": "Time that a decode step of the serving engine takes beyond the sum of its parts.",
-    "leap_overhead_s": "Further time of decode steps in a row, once, before the engine decides anew.",
-    "copy_leap_s": "Further time of decode steps in a row, once, if copies from or to the GPU begin with them.",
-    "prefill_overhead_s": "Further overhead of a step with prefill, on top of that of a decode step.",
-    "prefill_launch_s": "Time the host needs to launch a step with one chunk of a prompt; a step with prefill never takes less.",
-    "chunk_launch_s": "Further time to launch each further chunk.",
-    "decode_launch_s": "Further time to launch the requests that decode beside prefill.",
-    "copy_launch_s": "Further time to launch a step with prefill if copies from or to the GPU begin with it.",
-    "rank_jitter": "Spread of the tensor-parallel ranks' speeds: for every transfer, each rank moves its part of the pages at\n"
-    "# its rate times a factor drawn evenly from 1 - rank_jitter to 1. The slowest rank decides when a transfer ends and what\n"
-    "# a cancelled one has brought. Not measured.",
-    "rank_faults": "Ranks that are slow on a link, or fail to read or write pages of the disk:\n"
-    "# [{rank: 3, link: disk-cpu, speed: 0.5, share: 0.01}] halves the speed and lets 1% of the pages fail. A page counts only\n"
-    "# if every rank has it.",
-    "interconnect_bytes_per_s": "Rate at which a GPU sends, and receives, pages between engines. Not measured.",
-    "interconnect_latency_s": "Time from the request of such a copy to its first byte. Not measured.",
-    "host_memory_bytes_per_s": "Limit on the total rate of the host links of all engines of one host; null: none. Not measured.",
-    "cluster_disk_read_bytes_per_s": "Rate of reads from a disk that all hosts share; null: as from a host's own. Not measured.",
-    "cluster_disk_write_bytes_per_s": "The same for writes. Not measured.",
-    "link_curves": "Rows of [fragment_bytes, latency_s, bytes_per_s]; for both_directions [fragment_bytes, bytes_per_s].",
-    "disk_curves": "Rows of [depth, page_bytes, bytes_per_s]; both: total rate of concurrent reads and writes.\n"
-    "# depth: concurrent requests, the number of disk threads.",
-    "compute_curves": "Rows: linear [flops_per_byte, flops_per_s]; prefill_attention [query_rows, context_tokens, flops_per_s];\n"
-    "# decode_attention [bytes read per layer, bytes_per_s]. Recurrences of hybrid models: scan [tokens of a chunk, state\n"
-    "# elements times tokens per second]; state_update [bytes of states read and written per layer, bytes_per_s] of decoding\n"
-    "# requests; null if not measured. Context that several decoding requests have in common takes only repeated_context_share\n"
-    "# of its time after the first of them. A step with prefill takes as long as one with the next multiple of\n"
-    "# prefill_tile_tokens; a rested GPU needs only rested_prefill_share of that time. warming_s: time constant of becoming\n"
-    "# busy or rested.",
-    "copy_rule": "Rule by which substrate=hardware copies pages of each size: by kernel, staged, or by memcpy.",
-    "noise": "How far durations of equal work are apart, from repeated steps, launches, copies, reads and writes. run: standard\n"
-    "# deviation of the logarithm of a factor that a whole run shares. correlation: from one duration to the next. each: rows\n"
-    "# of [probability, factor], quantiles of a duration's own factor. seed: tells runs apart. noise: null simulates without.",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class CalibrateSettings:
-    """The settings of ``conf/calibrate.yaml`` other than the model."""
-
-    name: str
-    overwrite: bool
-    output: str | None
-    disk: str
-    page_tokens: int
-    seed: int
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
-            raise ValueError(
-                f"name must start with a lower-case letter, then lower-case letters, digits and underscores, not {self.name!r}"
-            )
-        check_settings(self, Whole(1), "page_tokens")
-        check_settings(self, Whole(), "seed")
-
-    @property
-    def file(self) -> Path:
-        """Path of the file to write."""
-        folder = Path(self.output) if self.output else Path(str(files(kvsim.conf))) / "hardware"
-        return folder / f"{self.name}.yaml"
 
 
 def start(asked: Asked) -> None:
     """Run the calibration."""
     chosen = asked.overrides
-    calibrate(without_hydra(asked.config).config, chosen)
+    config, choices = without_hydra(asked.config)
+    calibrate(config, chosen, str(choices["hardware"]))
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -121,12 +45,24 @@ def main(arguments: Sequence[str]) -> None:
     run_application("calibrate", start, arguments, config_name="calibrate")
 
 
-def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
-    """Measure the machine, write the file, print the tables. Raises UsageError."""
+def calibrate(cfg: DictConfig, chosen: list[str], machine: str) -> None:
+    """Measure a machine, write the file, print the tables. ``machine`` names the choice of ``hardware``. Raises UsageError."""
     config = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
-    settings = construct(CalibrateSettings, {name: value for name, value in config.items() if name != "model"}, "")
+    own = {name: value for name, value in config.items() if name not in ("model", "hardware")}
+    settings = construct(CalibrateSettings, own, "")
+    check_effect(settings, chosen)
     check_file(settings)
     model = construct(ModelSource, config.get("model"), "model").spec()  # reports a mistake before torch is loaded
+    if settings.is_of_server:
+        from kvsim.commands.calibrate_server import calibrate_server
+
+        calibrate_server(settings, model, construct(HardwareSpec, config.get("hardware"), "hardware"), machine)
+    else:
+        calibrate_machine(settings, model, chosen)
+
+
+def calibrate_machine(settings: CalibrateSettings, model: ModelSpec, chosen: list[str]) -> None:
+    """Measure this machine, write the file, print the tables. Raises UsageError."""
     from kvsim.substrate.hardware.device import find_device
 
     device = find_device()  # before Triton is imported
@@ -156,7 +92,7 @@ def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
             say=status.update,
         )
     measured = replace(measured, hardware=replace(measured.hardware, noise=noise))
-    text = written(measured, header(device, model))
+    text = written(measured.hardware, header(device, model), COMMENTS)
     check_text(text)
     check_file(settings)  # which may have been written meanwhile
     with replacing(settings.file) as file:
@@ -165,17 +101,6 @@ def calibrate(cfg: DictConfig, chosen: list[str]) -> None:
     console.print(f"\n{settings.file}: for hardware={settings.name} ({time.perf_counter() - began:.0f} s)", highlight=False)
     if device.type != "cuda":
         console.print("There is no GPU: these numbers describe Triton's interpreter, not a machine worth simulating.")
-
-
-def check_file(settings: CalibrateSettings) -> None:
-    """Raise UsageError if the file must not be overwritten or cannot be written, or if the disk's folder does not exist."""
-    if settings.file.exists() and not settings.overwrite:
-        raise UsageError(f"{settings.file} already exists: choose another name=NAME, or set overwrite=true")
-    if not settings.file.parent.is_dir():
-        raise UsageError(f"output: there is no folder {settings.file.parent}")
-    check_output(settings.file.parent)
-    if not Path(settings.disk).is_dir():
-        raise UsageError(f"disk: there is no folder {settings.disk}")
 
 
 def measure(settings: CalibrateSettings, model: ModelSpec, device: "torch.device", console: Console) -> "Measured":
@@ -211,47 +136,6 @@ def header(device: "torch.device", model: ModelSpec) -> str:
         f"# {name}, measured by kvsim calibrate with a model of {model.layers} layers, hidden size {model.hidden_size};\n"
         f"# torch {torch.__version__}, triton {triton.__version__}, Python {platform.python_version()}."
     )
-
-
-def yaml_value(value: Any) -> str:
-    """Return a setting's value as YAML."""
-    if value is None:
-        return "null"
-    return str(value) if isinstance(value, list) else number(value)
-
-
-def written(measured: "Measured", first_lines: str) -> str:
-    """Return the text of the file."""
-    lines = [first_lines, "_target_: kvsim.hardware.HardwareSpec"]
-    for field in fields(HardwareSpec):
-        if "tier" in field.metadata:  # a setting of that tier, not of the machine
-            continue
-        value = getattr(measured.hardware, field.name)
-        lines += ["", f"# {COMMENTS[field.name]}"]
-        lines += setting_lines(field.name, value, "")
-    return "\n".join(lines) + "\n"
-
-
-def setting_lines(name: str, value: Any, indent: str) -> list[str]:
-    """Return the lines of a setting; rows of numbers and parts of a group have lines of their own."""
-    if is_dataclass(value):
-        parts = [setting_lines(part.name, getattr(value, part.name), f"{indent}  ") for part in fields(value)]
-        return [f"{indent}{name}:", *chain.from_iterable(parts)]
-    if isinstance(value, list) and value and isinstance(value[0], list):
-        return [f"{indent}{name}:", *(f"{indent}  - [{', '.join(number(x) for x in row)}]" for row in value)]
-    return [f"{indent}{name}: {yaml_value(value)}"]
-
-
-def number(value: float) -> str:
-    """Format a number with four digits so that every YAML parser reads it as a number; integers stay unchanged."""
-    if isinstance(value, int):
-        return str(value)
-    return f"{value:.3e}" if value >= 1e3 or 0 < value < 1e-2 else f"{value:.4g}" + ("" if value % 1 else ".0")
-
-
-def check_text(text: str) -> None:
-    """Raise UsageError if the text is not valid for ``hardware=``."""
-    construct(HardwareSpec, OmegaConf.to_container(OmegaConf.create(text)), "hardware")
 
 
 def print_measured(measured: "Measured", console: Console) -> None:
@@ -329,12 +213,3 @@ def tera(value: float) -> str:
 
 def giga(value: float) -> str:
     return f"{value / 1e9:.4g}"
-
-
-def micro(value: float) -> str:
-    return f"{value * 1e6:.4g}"
-
-
-def show(console: Console, title: str, columns: list[str], rows: Sequence[tuple[str, ...]]) -> None:
-    left = [place for place, column in enumerate(columns) if not column]
-    print_table(console, columns, rows, console.width, words=left, left=left, title=title)

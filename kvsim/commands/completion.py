@@ -161,7 +161,7 @@ def _keys(command: str, before: Sequence[str], key: str) -> Iterator[Candidate]:
     given = {word.partition("=")[0] for word in overrides}
     sign = key[: len(key) - len(key.lstrip("+~"))]
     tiers = catalog.defaults() if "@" in key else {}
-    groups = catalog.GROUPS if command != "calibrate" else {"model": catalog.GROUPS["model"]}
+    groups = {group: catalog.GROUPS[group] for group in (catalog.OF_CALIBRATE if command == "calibrate" else catalog.GROUPS)}
     for group, purpose in {**groups, **{name: "" for name in tiers if "@" in name}}.items():
         if group not in given:
             yield f"{sign}{group}=", purpose

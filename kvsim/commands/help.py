@@ -63,7 +63,7 @@ def groups_of(config_name: str) -> dict[str, list[str]]:
     """The choices of each group of a command's configuration, its default first."""
     default = catalog.defaults()
     found = {}
-    for group in catalog.GROUPS if config_name == "config" else ("model",):
+    for group in catalog.GROUPS if config_name == "config" else catalog.OF_CALIBRATE:
         names = list(catalog.choices(group))
         found[group] = sorted(names, key=lambda name, group=group: name != default.get(group))  # type: ignore[misc]
     return found

@@ -5,7 +5,7 @@ COMMANDS = {
     "replay": "replay a trace without a clock: hit rates at full speed",
     "saturate": "find the highest rate of requests that meets objectives for latency",
     "curve": "plot hit rate against capacity: LRU exactly and in one pass, other policies by replay",
-    "calibrate": "measure this machine and write conf/hardware/NAME.yaml",
+    "calibrate": "measure this machine or a server and write conf/hardware/NAME.yaml",
     "validate": "compare a simulated run with the same run on this machine's GPU, or with server=URL on vLLM or SGLang",
     "report": "write one HTML page about any number of runs",
     "policies": "list the policies and their settings",

@@ -76,6 +76,9 @@ class Substrate(Protocol):
 
     env: Environment
 
+    def request_s(self, prompt_tokens: int) -> float:
+        """Return the time from a request's arrival until an engine hears of it, in a server around the engines."""
+
     def copy(self, transfer: Transfer) -> Event:
         """Move a transfer's pages. The event's value is the number of pages that arrived.
 

@@ -30,6 +30,8 @@ LATENCIES = (
     "leap_overhead_s",
     "copy_leap_s",
     "prefill_overhead_s",
+    "request_overhead_s",
+    "request_token_s",
 )
 LAUNCHES = ("prefill_launch_s", "chunk_launch_s", "decode_launch_s", "copy_launch_s")
 LINKS = tuple([link for kind in TIER_KINDS for link in kind.links])
@@ -160,6 +162,11 @@ class HardwareSpec:
     """Further time to launch the kernels of the requests that decode in the step, however many."""
     copy_launch_s: float = 0.0
     """Further time to launch a step with prefill if copies from or to the GPU begin at the same time: the host submits both."""
+    request_overhead_s: float = 0.0
+    """Time of a request in a server around its engine, on the way to the queue and of a token on the way back. In a simulation, a
+    request enters the queue so much later than it arrives."""
+    request_token_s: float = 0.0
+    """The same for each token of its prompt, which the server reads, checks and hands on."""
 
     rank_jitter: float = 0.0
     """Spread of the ranks' speeds: each moves its part of a transfer at its rate times a factor drawn from ``1 - rank_jitter``
@@ -245,6 +252,10 @@ class HardwareSpec:
     def leap_extra_s(self, times_formed: int = 1, *, has_copies: bool) -> float:
         """Return what a leap takes beyond its steps, which are formed so many times; ``has_copies`` as in ``launch_s``."""
         return times_formed * self.leap_overhead_s + (self.copy_leap_s if has_copies else 0.0)
+
+    def request_s(self, prompt_tokens: int) -> float:
+        """Return the time of a request in a server around the engine."""
+        return self.request_overhead_s + self.request_token_s * prompt_tokens
 
     def without_launches(self) -> "HardwareSpec":
         """Return the same machine with a host that launches kernels at once."""

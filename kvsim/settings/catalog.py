@@ -28,6 +28,8 @@ GROUPS = {
     "preset": "policies, rules and sizes that together are a known engine or setup",
 }
 """Every group of ``conf`` and what it chooses."""
+OF_CALIBRATE = ("model", "hardware")
+"""Those of ``kvsim calibrate``."""
 DEFAULT = re.compile(r"^  - (?P<group>[\w@.]+): (?P<choice>\w+)$", re.MULTILINE)
 CHOICES = re.compile(r"\w+(?:,\w+)*")
 NAMED = re.compile(r"(?:^|(?<=\. )|(?<=; ))([a-z][a-z0-9_]*): ")

@@ -13,9 +13,8 @@ pytest.importorskip("triton")
 
 import torch
 
-from kvsim.calibration.machine import Measured
 from kvsim.cli import main
-from kvsim.commands.calibrate import number, written
+from kvsim.commands.hardware_file import COMMENTS, number, written
 from kvsim.engine.substrate import Work
 from kvsim.hardware.spec import HardwareSpec, RemoteStore
 from kvsim.model.spec import ModelSpec
@@ -98,7 +97,7 @@ def test_a_hybrid_model_measures_its_recurrences(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["trace=mooncake"], "trace: there is no such setting; the configuration has model, name, overwrite, output, disk, p"),
+        (["trace=mooncake"], "trace: there is no such setting; the configuration has hardware, model, name, overwrite, o"),
         (["name=My-GPU"], "name must start with a lower-case letter, then lower-case letters, digits and underscores, not"),
         (["name=h200"], ".*hardware/h200.yaml already exists: choose another name=NAME, or set overwrite=true"),
         (["output=nowhere"], "output: there is no folder nowhere"),
@@ -140,7 +139,7 @@ def test_every_number_of_a_machine_is_written_with_its_comment(name: str) -> Non
     settings = OmegaConf.to_container(OmegaConf.create((files("kvsim.conf") / "hardware" / f"{name}.yaml").read_text()))
     machine = construct(HardwareSpec, settings, "hardware")
     with_store = replace(machine, remote=RemoteStore(bytes_per_s=1e9, latency_s=5e-3))
-    text = written(Measured(hardware=with_store, launch_s=0.0, is_direct=True, decode_spread=0.0), "# a machine")
+    text = written(with_store, "# a machine", COMMENTS)
     read_again = construct(HardwareSpec, OmegaConf.to_container(OmegaConf.create(text)), "hardware")
     assert read_again.memory_bytes == machine.memory_bytes and read_again.flops_per_s == pytest.approx(
         machine.flops_per_s, rel=1e-3

@@ -84,6 +84,10 @@ class HardwareSubstrate:
         self._state_orders: dict[int, tuple[int, bool, np.ndarray]] = {}
         """Engine, whether states have a pool of their own, and slots there, of the orders for states that have not ended."""
 
+    def request_s(self, prompt_tokens: int) -> float:
+        """Return 0: there is no server."""
+        return 0.0
+
     # Copies
 
     def copy(self, transfer: Transfer) -> Event:

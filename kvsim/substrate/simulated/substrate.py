@@ -44,6 +44,7 @@ class SimulatedSubstrate:
         self.env = Environment()
         self.page_tokens, self.page_bytes = page_tokens, model.page_bytes(page_tokens)
         self.layers = model.layers
+        self.hardware = hardware
         self.steps = steps_of_run(model, hardware, seed=seed, engines=layout.engines)
         self._counts_repeated = counts_repeated(hardware)
         self.warm_steps = WarmSteps(self.steps, hardware, engines=layout.engines)
@@ -54,6 +55,9 @@ class SimulatedSubstrate:
         """None: all ranks are alike, have no noise, and move the same pages at any time."""
         self.flows: dict[Transfer, Flow] = {}
         self.sending = Sending(self.env, self.wiring, model.kv_bytes_per_token, self.layers) if layout.pairs else None
+
+    def request_s(self, prompt_tokens: int) -> float:
+        return self.hardware.request_s(prompt_tokens)
 
     def copy(self, transfer: Transfer) -> Event:
         """Begin a transfer. Pages arrive in order, so a cancelled copy has brought the first pages completely."""

@@ -1,0 +1,155 @@
+"""The batches that a server is measured with: prompts alone and together, decoding requests, prompts that arrive meanwhile."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from math import exp, lcm, log
+
+import numpy as np
+
+PROMPT, BURST, DECODE, MIXED = "prompt", "burst", "decode", "mixed"
+KINDS = (PROMPT, BURST, DECODE, MIXED)
+GRAIN = 16
+"""Tokens of prompts and contexts are multiples of this and of the server's page size."""
+ARRIVALS = 3
+"""Prompts that arrive, one after another, in a mixed batch."""
+
+PROMPTS = (
+    (16, 0), (64, 0), (128, 0), (256, 0), (384, 0), (512, 0), (768, 0), (1024, 0), (1536, 0), (2048, 0), (3072, 0), (4096, 0),
+    (8192, 0), (16384, 0),
+    (64, 2048), (256, 4096), (16, 16384), (256, 16384), (1024, 8192), (2048, 4096), (2048, 16384),
+)  # fmt: skip
+"""(tokens to compute, cached tokens before them)."""
+BURSTS = ((512, 12), (2048, 8))
+"""(tokens to compute of each prompt, prompts)."""
+DECODES = (
+    (1, 128), (1, 4096), (1, 16384), (4, 1024), (8, 4096), (16, 256), (16, 2048), (32, 256), (32, 2048), (64, 256), (64, 1536),
+    (128, 128), (128, 768),
+)  # fmt: skip
+"""(requests, cached tokens of each)."""
+MIXES = ((256, 8, 1024), (1024, 8, 1024), (4096, 8, 1024), (512, 32, 1024), (2048, 32, 1024), (256, 64, 256), (1024, 64, 1024))
+"""(tokens to compute, decoding requests, cached tokens of each)."""
+HELD_OUT = {PROMPT: 6, BURST: 1, DECODE: 5, MIXED: 3}
+"""How many batches of each kind only show how well the others predict."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Requests that are sent together. Numbers of tokens are whole pages."""
+
+    kind: str
+    tokens: int = 0
+    """Tokens to compute of a prompt that is timed; 0 if decode steps are."""
+    requests: int = 0
+    """Decoding requests, or prompts of a burst; 0 for a prompt alone."""
+    context: int = 0
+    """Cached tokens before those of the prompt, or of each decoding request."""
+    is_held_out: bool = False
+
+    @property
+    def answer_tokens(self) -> int:
+        """Length of the answers: enough that all requests of a batch decode at the same time for a while."""
+        if self.kind in (PROMPT, BURST):
+            return 1
+        return 48 + self.requests + (16 * ARRIVALS if self.kind == MIXED else 0)
+
+    @property
+    def slots(self) -> int:
+        """How many cached contexts it needs."""
+        return max(self.requests, 1) if self.context else 0
+
+    def longest_tokens(self) -> int:
+        """Return the most tokens of a prompt and its answer in the batch."""
+        alone = self.tokens + (self.context if self.kind == PROMPT else 0)
+        return max(self.context + 2 * GRAIN + self.answer_tokens, alone + 1)
+
+    def label(self) -> str:
+        """Say what it is, in a few words."""
+        after = f" after {self.context:,}" if self.context else ""
+        if self.kind == PROMPT:
+            return f"prompt of {self.tokens:,}{after}"
+        if self.kind == BURST:
+            return f"{self.requests} prompts of {self.tokens:,}"
+        decoding = f"{self.requests} decoding{after}"
+        return f"{decoding}, prompt of {self.tokens:,}" if self.kind == MIXED else decoding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a server can take."""
+
+    step_tokens: int
+    """Tokens that a step computes at most."""
+    longest_tokens: int
+    """Tokens of a prompt and its answer together."""
+    requests: int
+    """Requests that run at the same time."""
+    context_tokens: int
+    """Tokens of all contexts that are kept in the cache for the whole measurement."""
+
+    def hold(self, batch: Batch) -> bool:
+        """Return whether a batch fits. A mixed one must compute its prompt in one step."""
+        is_whole = batch.kind != MIXED or batch.tokens + batch.requests <= self.step_tokens
+        return (
+            is_whole
+            and batch.longest_tokens() <= self.longest_tokens
+            and batch.requests + (batch.kind == MIXED) <= self.requests
+            and batch.requests * batch.context <= self.context_tokens
+        )
+
+
+def contexts(batches: Sequence[Batch]) -> list[int]:
+    """Return the tokens of each context that the batches need: a batch begins with the first ones, cut to its length."""
+    most = max([batch.slots for batch in batches], default=0)
+    return [max(batch.context for batch in batches if batch.slots > slot) for slot in range(most)]
+
+
+def design(limits: Limits, page_tokens: int, seed: int) -> list[Batch]:
+    """Return the batches to measure, the held-out ones last. The largest contexts are left out until all fit."""
+    grain = grain_of(page_tokens)
+    designed = [
+        *(Batch(kind=PROMPT, tokens=tokens, context=context) for tokens, context in PROMPTS),
+        *(Batch(kind=BURST, tokens=tokens, requests=prompts) for tokens, prompts in BURSTS),
+        *(Batch(kind=DECODE, requests=requests, context=context) for requests, context in DECODES),
+        *(Batch(kind=MIXED, tokens=tokens, requests=requests, context=context) for tokens, requests, context in MIXES),
+    ]
+    fitting = list(dict.fromkeys(whole(batch, grain) for batch in designed))
+    fitting = [batch for batch in fitting if limits.hold(batch)]
+    while sum(contexts(fitting)) > limits.context_tokens:
+        fitting.remove(max(fitting, key=lambda batch: batch.slots * batch.context))
+    drawn = chain.from_iterable(held_out(fitting, limits, grain, kind, seed) for kind in KINDS)
+    return [*fitting, *drawn]
+
+
+def grain_of(page_tokens: int) -> int:
+    """Return what numbers of tokens are multiples of, on a server with pages of ``page_tokens``."""
+    return lcm(GRAIN, page_tokens)
+
+
+def whole(batch: Batch, grain: int) -> Batch:
+    """Return the batch with numbers of tokens rounded to whole pages; what is not 0 stays at least one."""
+    tokens, context = [max(grain, round(n / grain) * grain) if n else 0 for n in (batch.tokens, batch.context)]
+    return replace(batch, tokens=tokens, context=context)
+
+
+def held_out(designed: Sequence[Batch], limits: Limits, grain: int, kind: str, seed: int) -> list[Batch]:
+    """Draw batches between two of the same kind, on a straight line between the logarithms of their sizes."""
+    rng = np.random.default_rng([seed, KINDS.index(kind)])
+    known = [batch for batch in designed if batch.kind == kind]
+    drawn: list[Batch] = []
+    for _ in range(100 if len(known) > 1 else 0):
+        one, other = (known[number] for number in rng.choice(len(known), 2, replace=False))
+        share = float(rng.uniform(0.25, 0.75))
+        sizes = [between(getattr(one, name), getattr(other, name), share) for name in ("tokens", "requests", "context")]
+        batch = whole(Batch(kind=kind, tokens=sizes[0], requests=sizes[1], context=sizes[2], is_held_out=True), grain)
+        is_new = replace(batch, is_held_out=False) not in designed and batch not in drawn
+        if is_new and limits.hold(batch) and sum(contexts([*designed, *drawn, batch])) <= limits.context_tokens:
+            drawn.append(batch)
+        if len(drawn) == HELD_OUT[kind]:
+            break
+    return drawn
+
+
+def between(one: int, other: int, share: float) -> int:
+    """Interpolate between the logarithms; 0 if one of both is."""
+    return round(exp((1 - share) * log(one) + share * log(other))) if one and other else 0

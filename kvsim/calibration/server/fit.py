@@ -1,0 +1,299 @@
+"""Fits a machine to the steps of a server: the efficiencies and overheads of a roofline, and curves on top of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import exp, inf
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvsim.calibration.server.least_squares import Vector, least_squares
+from kvsim.calibration.server.step_times import Point, expected_s
+from kvsim.engine.substrate import Work
+from kvsim.hardware.curves import ComputeCurves
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.model.spec import ModelSpec
+
+NOISE = 0.01
+"""An error of a reading that says nothing, relative. Readings count the less, the larger their own standard error is."""
+LARGEST_ERROR = 0.1
+"""Standard error of a reading that is taken for larger, or is unknown."""
+MILLISECOND = 1e-3
+OVERHEADS = (
+    "prefill_launch_s",
+    "step_overhead_s",
+    "prefill_overhead_s",
+    "chunk_launch_s",
+    "decode_launch_s",
+    "request_overhead_s",
+    "request_token_s",
+)
+UNITS = {"request_token_s": 1e-6}
+"""Seconds of a unit of an overhead, where it is not a millisecond."""
+LONGEST_OVERHEAD = 1000.0
+FEW_TOKENS = (1, 16, 64, 128)
+MANY_TOKENS = (256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192, 16384)
+"""Tokens of the steps whose matrix products have rows of their own: all are sampled, or one is."""
+CHUNK_TOKENS = (64, 256, 1024, 4096, 16384)
+CONTEXT_TOKENS = (256, 1024, 4096, 16384, 65536)
+"""Chunks whose attention has rows of its own."""
+DECODE_TOKENS = (128, 1024, 4096, 16384, 65536, 262144)
+"""Tokens that all decoding requests attend over."""
+
+LAUNCHES = (0.2, 0.4, 0.6, 0.8)
+"""Launches that a search tries, as shares of the shortest reading."""
+SHORT_SEARCH = 12
+"""Steps of the search with each of them."""
+
+
+class Parameter(NamedTuple):
+    """A number to fit. Its unit is chosen so that 1 is a usual value."""
+
+    start: float
+    low: float
+    high: float
+    spread: float
+    """Far from its start by this much, it costs as much as one reading that is off by ``NOISE``: what was not measured stays."""
+
+
+RESTED = Parameter(0.97, 0.5, 1.0, 0.1)
+"""``ComputeCurves.rested_prefill_share``. At 1, the time constant would have no slope."""
+WARMING = Parameter(0.25, 0.02, 5.0, 1.0)
+"""``ComputeCurves.warming_s``."""
+TILES = (1, 128)
+"""Candidates for ``ComputeCurves.prefill_tile_tokens``."""
+
+
+class Form(NamedTuple):
+    """A family of machines."""
+
+    name: str
+    parameters: Sequence[Parameter]
+    launch: int
+    """Which of them is the launch of a step with prefill."""
+    machine: Callable[[Vector], HardwareSpec]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """A machine, and how far its times are from what was read."""
+
+    name: str
+    hardware: HardwareSpec
+    expected_s: Sequence[float]
+    errors: Sequence[float]
+    """Relative, one for each point; above 0 if the machine is slower than the server."""
+    cost: float
+    """What the fit has made as small as it can."""
+
+    def summary(self, points: Sequence[Point], *, is_held_out: bool) -> "Summary":
+        """Return the errors of the batches that were fitted, or of the others."""
+        found = [
+            abs(error) for error, point in zip(self.errors, points, strict=True) if point.reading.batch.is_held_out == is_held_out
+        ]
+        return Summary(len(found), median(found) if found else inf, max(found, default=inf))
+
+
+class Summary(NamedTuple):
+    """Absolute relative errors of some batches; infinite if there are none."""
+
+    batches: int
+    median: float
+    most: float
+
+
+def fit_all(points: Sequence[Point], model: ModelSpec, start: HardwareSpec) -> list[Fit]:
+    """Fit a roofline, and curves that begin there, to the points that are not held out. The better one is first.
+
+    It is the one whose errors of held-out points are smaller, by their median; without any, of the points fitted.
+    """
+    roofline = fit(roofline_form(start), points, model)
+    tiled = [fit(curves_form(roofline.hardware, points, model, tile_tokens), points, model) for tile_tokens in TILES]
+    curves = min(tiled, key=lambda one: one.cost)
+    has_held_out = any(point.reading.batch.is_held_out for point in points)
+    return sorted([roofline, curves], key=lambda one: one.summary(points, is_held_out=has_held_out).median)
+
+
+def fit(form: Form, points: Sequence[Point], model: ModelSpec) -> Fit:
+    """Fit the machines of one form to the points that are not held out, by their relative errors."""
+    fitted = [point for point in points if not point.reading.batch.is_held_out]
+    start = np.array([one.start for one in form.parameters])
+    spread = np.array([one.spread for one in form.parameters])
+    logs = np.log([point.reading.seconds for point in fitted])
+    noise = np.array([np.hypot(NOISE, min(point.reading.error, LARGEST_ERROR)) for point in fitted])
+
+    def residuals(values: Vector) -> Vector:
+        expected = expected_s(fitted, model, form.machine(values))
+        return np.concatenate([(np.log(expected) - logs) / noise, (values - start) / spread])
+
+    low, high = np.array([one.low for one in form.parameters]), np.array([one.high for one in form.parameters])
+    shortest_s = min(point.reading.seconds for point in fitted)
+
+    def cost(values: Vector) -> float:
+        return float(np.sum(np.square(residuals(values))))
+
+    begins = [start, *[with_launch(form, start, share * shortest_s) for share in LAUNCHES]]
+    held = [least_squares(residuals, begin, *held_at(begin, form.launch, low, high), SHORT_SEARCH) for begin in begins]
+    end = least_squares(residuals, min(held, key=cost), low, high)
+    hardware = form.machine(end)
+    expected = expected_s(points, model, hardware)
+    errors = [one / point.reading.seconds - 1 for one, point in zip(expected, points, strict=True)]
+    return Fit(name=form.name, hardware=hardware, expected_s=expected, errors=errors, cost=cost(end))
+
+
+def held_at(values: Vector, place: int, low: Vector, high: Vector) -> tuple[Vector, Vector]:
+    """Return bounds that leave one of the values as it is."""
+    is_it = np.arange(len(values)) == place
+    return np.where(is_it, values, low), np.where(is_it, values, high)
+
+
+def with_launch(form: Form, values: Vector, launch_s: float) -> Vector:
+    """Return the values with another launch of a step with prefill.
+
+    One that is shorter than the step has no effect, and so no slope: a search must begin on both sides.
+    """
+    changed = values.copy()
+    changed[form.launch] = launch_s / MILLISECOND
+    return changed
+
+
+def overheads(start: HardwareSpec) -> list[Parameter]:
+    """Return ``OVERHEADS``, which both forms have, in their units."""
+    known = [getattr(start, name) / UNITS.get(name, MILLISECOND) for name in OVERHEADS]
+    return [Parameter(value, 0.0, LONGEST_OVERHEAD, 50.0) for value in known]
+
+
+def with_overheads(hardware: HardwareSpec, values: Vector) -> HardwareSpec:
+    changes: dict[str, Any] = {
+        name: float(value) * UNITS.get(name, MILLISECOND) for name, value in zip(OVERHEADS, values, strict=True)
+    }
+    return replace(hardware, **changes)
+
+
+def roofline_form(start: HardwareSpec) -> Form:
+    """Return rooflines: how many times slower than the peak products and memory are, and overheads. A machine that is faster
+    than described has a higher peak.
+
+    A server forms every step anew, so what a leap takes is part of the overhead of a step.
+    """
+    base = replace(start, compute_curves=None, leap_overhead_s=0.0, copy_leap_s=0.0, noise=None)
+    slower = [Parameter(1 / share, 0.1, 50.0, 5.0) for share in (start.flops_efficiency, start.memory_efficiency)]
+
+    def machine(values: Vector) -> HardwareSpec:
+        flops, memory = float(1 / values[0]), float(1 / values[1])
+        rates = replace(
+            base,
+            flops_per_s=base.flops_per_s * max(1.0, flops),
+            flops_efficiency=min(1.0, flops),
+            memory_bytes_per_s=base.memory_bytes_per_s * max(1.0, memory),
+            memory_efficiency=min(1.0, memory),
+        )
+        return with_overheads(rates, values[2:])
+
+    return Form("roofline", [*slower, *overheads(start)], len(slower), machine)
+
+
+def curves_form(roofline: HardwareSpec, points: Sequence[Point], model: ModelSpec, tile_tokens: int) -> Form:
+    """Return machines whose parts of a step are each so many times as slow as those of a roofline, in logarithms."""
+    works = [work for point in points if not point.reading.batch.is_held_out for work in point.works]
+    rows = Rows(roofline, model, MostTokens.of(works))
+    factor = Parameter(0.0, -3.0, 3.0, 0.5)
+    parameters = [*overheads(roofline), RESTED, WARMING, *[factor] * rows.count]
+
+    def machine(values: Vector) -> HardwareSpec:
+        own = len(OVERHEADS)
+        curves = replace(
+            rows.curves(values[own + 2 :]),
+            rested_prefill_share=float(values[own]),
+            warming_s=float(values[own + 1]),
+            prefill_tile_tokens=tile_tokens,
+        )
+        return replace(with_overheads(roofline, values[:own]), compute_curves=curves)
+
+    return Form("curves", parameters, 0, machine)
+
+
+class MostTokens(NamedTuple):
+    """The largest steps that were measured."""
+
+    step: int
+    chunk: int
+    context: int
+    decode: int
+
+    @classmethod
+    def of(cls, works: Sequence[Work]) -> "MostTokens":
+        chunks = [chunk for work in works for chunk in work.chunks]
+        return cls(
+            max([work.decode_requests + sum(tokens for tokens, _ in work.chunks) for work in works], default=1),
+            max([tokens for tokens, _ in chunks], default=1),
+            max([tokens + start for tokens, start in chunks], default=1),
+            max([work.decode_context_tokens for work in works], default=1),
+        )
+
+
+class Rows:
+    """The rows of ``ComputeCurves`` with the times of a roofline, each times a factor."""
+
+    def __init__(self, roofline: HardwareSpec, model: ModelSpec, most: MostTokens) -> None:
+        self.roofline, self.model = roofline, model
+        self.few = up_to(FEW_TOKENS, most.step)
+        self.many = [tokens for tokens in up_to(MANY_TOKENS, most.step) if tokens > self.few[-1]]
+        self.chunks = [
+            (tokens, context)
+            for tokens in up_to(CHUNK_TOKENS, most.chunk)
+            for context in up_to(CONTEXT_TOKENS, most.context)
+            if context >= tokens
+        ]
+        self.decodes = up_to(DECODE_TOKENS, most.decode)
+        self.sizes = (len(self.few) + len(self.many), len(self.chunks), len(self.decodes))
+
+    @property
+    def count(self) -> int:
+        return sum(self.sizes)
+
+    def curves(self, logs: Vector) -> ComputeCurves:
+        """Return curves whose parts take so many times as long as those of the roofline."""
+        factors = [exp(value) for value in logs]
+        products, chunks = self.sizes[:2]
+        return ComputeCurves(
+            linear=self.linear(factors[:products]),
+            prefill_attention=self.prefill(factors[products : products + chunks]),
+            decode_attention=self.decode(factors[products + chunks :]),
+        )
+
+    def linear(self, factors: Sequence[float]) -> list[list[float]]:
+        model, machine = self.model, self.roofline
+        rows = []
+        for tokens, factor in zip([*self.few, *self.many], factors, strict=True):
+            sampled = tokens if tokens in self.few else 1
+            flops = tokens * model.linear_flops_per_token + sampled * model.sampling_flops_per_token
+            n_bytes = model.weight_bytes(tokens)
+            seconds = max(flops / machine.effective_flops_per_s, n_bytes / machine.effective_memory_bytes_per_s) * factor
+            rows.append([flops / n_bytes, flops / seconds / machine.gpus])
+        return rows
+
+    def prefill(self, factors: Sequence[float]) -> list[list[float]]:
+        rate, rows_per_token = self.roofline.effective_flops_per_s / self.roofline.gpus, self.model.heads / self.roofline.gpus
+        return [
+            [tokens * rows_per_token, context, rate / factor]
+            for (tokens, context), factor in zip(self.chunks, factors, strict=True)
+        ]
+
+    def decode(self, factors: Sequence[float]) -> list[list[float]]:
+        """Return rows whose times grow: a factor is that of the time since the row before."""
+        layer_bytes = self.model.kv_bytes_per_token / self.model.attention_layers / self.roofline.gpus
+        rate = self.roofline.effective_memory_bytes_per_s / self.roofline.gpus
+        rows, before, seconds = [], 0.0, 0.0
+        for tokens, factor in zip(self.decodes, factors, strict=True):
+            n_bytes = tokens * layer_bytes
+            seconds += (n_bytes - before) / rate * factor
+            before = n_bytes
+            rows.append([n_bytes, n_bytes / seconds])
+        return rows
+
+
+def up_to(sizes: Sequence[int], most: int) -> list[int]:
+    """Return the sizes up to the first one that is at least ``most``."""
+    return [size for at, size in enumerate(sizes) if at == 0 or sizes[at - 1] < most]

@@ -1,0 +1,247 @@
+"""What a server's batches took: written to a file, read back, and reduced to one number for each batch."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from math import inf, isnan, nan, sqrt
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from kvsim.calibration.server.batches import BURST, DECODE, PROMPT, Batch
+from kvsim.calibration.server.rounds import timed_prompts
+from kvsim.errors import UsageError
+
+SCHEMA = 1
+AFTERWARDS = 2
+"""Tokens after a mixed step until steps are plain again."""
+NEAR = 4
+"""Plain steps before a mixed one, and after it, that it is compared with."""
+
+
+class Seen(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """One request. Times count from the first request of its batch; absent if it failed."""
+
+    sent_s: float
+    prompt_tokens: int
+    first_token_s: float | None = None
+    end_s: float | None = None
+    output_tokens: int = 0
+    cached_tokens: int | None = None
+    """None: the server does not say."""
+    gaps_s: list[float] = []
+    """From each part of the answer to the next."""
+    error: str | None = None
+
+    @property
+    def times_s(self) -> list[float]:
+        """When the parts of the answer came."""
+        times = [nan if self.first_token_s is None else self.first_token_s]
+        for gap in self.gaps_s:
+            times.append(times[-1] + gap)
+        return times
+
+
+class Played(msgspec.Struct, kw_only=True):
+    """A batch, played once."""
+
+    batch: int
+    """Its number in ``Measurements.batches``."""
+    round: int
+    requests: list[Seen]
+    is_disturbed: bool = False
+    """Whether a request of another batch was there at the same time."""
+
+
+class Measurements(msgspec.Struct, kw_only=True):
+    """All that a calibration has measured, so that it can be fitted without the server."""
+
+    kvsim_server_steps: int = SCHEMA
+    """The version of this schema."""
+    source: str
+    engine: str
+    version: str | None
+    served_model: str | None
+    step_tokens: int
+    """Tokens that a step computes at most."""
+    joins_prompts: bool
+    """Whether a step computes prompts and decodes at the same time. False: decode steps wait meanwhile."""
+    page_tokens: int
+    seconds: float
+    """How long it took."""
+    batches: list[Batch]
+    played: list[Played]
+    notes: list[str] = []
+
+
+def write_measurements(measured: Measurements) -> bytes:
+    return msgspec.json.encode(measured)
+
+
+def read_measurements(path: Path) -> Measurements:
+    """Read a file. Raises UsageError if it is none of a server's steps."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"measured: {path}: {error.strerror}") from error
+    try:
+        found = msgspec.json.decode(content, type=Measurements)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"measured: {path} has no measurements of a server: {error}") from error
+    if found.kvsim_server_steps != SCHEMA or any(not 0 <= one.batch < len(found.batches) for one in found.played):
+        raise UsageError(f"measured: {path} is of another version of kvsim")
+    return found
+
+
+class Steps(NamedTuple):
+    """Steps of one request."""
+
+    begin_s: npt.NDArray[np.float64]
+    seconds: npt.NDArray[np.float64]
+
+    def near(self, begin_s: float, end_s: float) -> float:
+        """Return the mean time of those around a stretch of time: as many before it as after it."""
+        at, until = np.searchsorted(self.begin_s, (begin_s, end_s))
+        before, after = self.seconds[:at], self.seconds[until:]
+        count = min(NEAR, len(before), len(after))
+        if not count:
+            return float(np.mean((before if len(before) else after)[:NEAR])) if len(self.seconds) else nan
+        return float(np.mean([*before[-count:], *after[:count]]))
+
+
+class Reading(msgspec.Struct, kw_only=True):
+    """A batch's seconds: the median of its samples."""
+
+    batch: Batch
+    seconds: float
+    samples: int
+    error: float
+    """Standard error of the median, relative; infinite with a single sample."""
+    cached_tokens: int
+    """Of each timed prompt."""
+
+
+def readings(measured: Measurements) -> list[Reading]:
+    """Return what was read of each batch; without those of which nothing was."""
+    found = [reading(batch, [one for one in measured.played if one.batch == at]) for at, batch in enumerate(measured.batches)]
+    return [one for one in found if one is not None]
+
+
+def reading(batch: Batch, played: Sequence[Played]) -> Reading | None:
+    """Return a batch's reading from all times that it was played undisturbed; None without any."""
+    undisturbed = [one for one in played if not one.is_disturbed]
+    values = [value for one in undisturbed for value in samples(batch, one.requests)]
+    if not values:
+        return None
+    told = [
+        seen.cached_tokens
+        for one in undisturbed
+        for seen in [one.requests[at] for at in timed_prompts(batch)]
+        if seen.cached_tokens is not None
+    ]
+    expected = batch.context if batch.kind == PROMPT else 0
+    return Reading(
+        batch=batch,
+        seconds=median(values),
+        samples=len(values),
+        error=relative_error(values),
+        cached_tokens=round(median(told)) if told else expected,
+    )
+
+
+def relative_error(values: Sequence[float]) -> float:
+    """Return the standard error of the median, relative to it, by the median deviation: for normal samples."""
+    if len(values) < 2:
+        return inf
+    middle = median(values)
+    return 1.253 * 1.4826 * median([abs(value - middle) for value in values]) / sqrt(len(values)) / middle
+
+
+def samples(batch: Batch, requests: Sequence[Seen]) -> list[float]:
+    """Return the seconds that a batch, played once, shows: nothing if a request failed.
+
+    prompt   from sending it to its first token
+    burst    from sending the first prompt to the last one's first token
+    decode   the time of a step while all requests decode: the mean within each request, the median of these
+    mixed    the step that computes a prompt, of each prompt that is there alone: the median over the decoding requests
+    """
+    if any(seen.error is not None or seen.first_token_s is None or seen.end_s is None for seen in requests):
+        return []
+    timed = timed_prompts(batch)
+    prompts, decoding = [requests[at] for at in timed], requests[len(timed) :]
+    if batch.kind == PROMPT:
+        values = [seen.times_s[0] - seen.sent_s for seen in prompts]
+    elif batch.kind == BURST:
+        values = [max(seen.times_s[0] for seen in prompts) - min(seen.sent_s for seen in prompts)]
+    elif batch.kind == DECODE:
+        values = [step_s(decoding)]
+    else:
+        begin_s, end_s = together(decoding)
+        inside = [seen for seen in alone(prompts) if begin_s < seen.sent_s and seen.times_s[0] < end_s]
+        plain = [plain_steps(seen, prompts) for seen in decoding]
+        values = [mixed_step_s(decoding, plain, prompt) for prompt in inside]
+    return [value for value in values if not isnan(value)]
+
+
+def alone(prompts: Sequence[Seen]) -> list[Seen]:
+    """Return the prompts that were not computed while another one waited or was computed."""
+    spans = [(seen.sent_s, seen.times_s[0]) for seen in prompts]
+    return [
+        seen
+        for seen, (begin_s, end_s) in zip(prompts, spans, strict=True)
+        if sum(begin_s < other_end_s and other_begin_s < end_s for other_begin_s, other_end_s in spans) == 1
+    ]
+
+
+def together(decoding: Sequence[Seen]) -> tuple[float, float]:
+    """Return from when to when all requests decode."""
+    return max(seen.times_s[0] for seen in decoding), min(seen.times_s[-1] for seen in decoding)
+
+
+def step_s(decoding: Sequence[Seen]) -> float:
+    """Return the time of a step while all requests decode; NaN if that is fewer than four parts of an answer."""
+    begin_s, end_s = together(decoding)
+    found = []
+    for seen in decoding:
+        inside = [at for at in seen.times_s if begin_s <= at <= end_s]
+        if len(inside) > 4:
+            parts = len(seen.gaps_s) + 1
+            found.append((inside[-1] - inside[0]) / (len(inside) - 1) * parts / max(parts, seen.output_tokens))
+    return median(found) if found else nan
+
+
+def plain_steps(seen: Seen, prompts: Sequence[Seen]) -> Steps:
+    """Return the steps of a decoding request in which no prompt was there, nor shortly before."""
+    times = np.array(seen.times_s)
+    before, after = times[:-1], times[1:]
+    earlier = times[np.maximum(np.arange(len(before)) - AFTERWARDS, 0)]
+    is_plain = np.ones(len(before), dtype=bool)
+    for prompt in prompts:
+        is_plain &= (after <= prompt.sent_s) | (earlier >= prompt.times_s[0])
+    return Steps(before[is_plain], (after - before)[is_plain])
+
+
+def mixed_step_s(decoding: Sequence[Seen], plain: Sequence[Steps], prompt: Seen) -> float:
+    """Return the time of the step that computes a prompt.
+
+    An engine that launches it before it hands on the tokens of the step before makes two times between tokens longer, and the
+    next shorter. So all of them count, from the last token before the prompt was sent to some tokens after its own first, less as
+    many plain steps of about that time, but for one.
+    """
+    found = []
+    for seen, steps in zip(decoding, plain, strict=True):
+        times = seen.times_s
+        begin, end = bisect_right(times, prompt.sent_s) - 1, bisect_left(times, prompt.times_s[0]) + AFTERWARDS
+        if begin >= 0 and end < len(times) and len(steps.seconds):
+            found.append(times[end] - times[begin] - (end - begin - 1) * steps.near(times[begin], times[end]))
+    return median(found) if found else nan
+
+
+def needs_more(measured: Measurements, most_error: float) -> list[int]:
+    """Return the numbers of the batches whose readings are not that good."""
+    by_batch = [[one for one in measured.played if one.batch == at] for at in range(len(measured.batches))]
+    known = [reading(batch, played) for batch, played in zip(measured.batches, by_batch, strict=True)]
+    return [at for at, one in enumerate(known) if one is None or one.error > most_error]

@@ -1,0 +1,139 @@
+"""The fit of a machine to a server's steps finds the machine; from batches on a virtual clock, it predicts the others."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvsim.calibration.server.batches import BURST, MIXED, PROMPT
+from kvsim.calibration.server.fit import Fit, fit, fit_all, roofline_form
+from kvsim.calibration.server.least_squares import Vector, least_squares
+from kvsim.calibration.server.measure import LEAST_ROUNDS, MeasureSettings, measure
+from kvsim.calibration.server.measurements import Measurements, Reading, read_measurements, readings, write_measurements
+from kvsim.calibration.server.step_times import Point, batch_s, expected_s, points
+from kvsim.hardware.spec import HardwareSpec
+from tests.calibration.virtual_server import VirtualServer
+
+SERVER = ["model=llama3_8b", "page_tokens=16", "tiers.gpu.capacity=50GiB", "engine.max_running_requests=256"]
+SETTINGS = MeasureSettings(seed=0, seconds=90, step_tokens=None, longest_tokens=None)
+OVERHEADS = {"step_overhead_s": 2e-3, "prefill_overhead_s": 1e-3, "prefill_launch_s": 8e-3, "request_overhead_s": 5e-3}
+
+
+def machine(**settings: float) -> HardwareSpec:
+    return replace(VirtualServer(["hardware=h100", *SERVER]).plan.hardware, **settings)
+
+
+START = machine()
+TRUTH = machine(flops_efficiency=0.6, memory_efficiency=0.7, **OVERHEADS)
+
+
+def measured_on(server: VirtualServer, hardware: HardwareSpec = TRUTH, settings: MeasureSettings = SETTINGS) -> Measurements:
+    server.plan = replace(server.plan, hardware=hardware)
+    return measure(server.facts, server.play, server.plan.model, START, settings, lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def vllm() -> VirtualServer:
+    return VirtualServer(["preset=vllm", "engine.max_batch_tokens=8192", *SERVER])
+
+
+@pytest.fixture(scope="module")
+def measured(vllm: VirtualServer) -> Measurements:
+    return measured_on(vllm)
+
+
+def test_a_line_is_fitted_within_bounds() -> None:
+    x = np.arange(5.0)
+
+    def residuals(values: Vector) -> Vector:
+        return np.asarray(values[0] + values[1] * x - (3.0 - 2.0 * x), dtype=np.float64)
+
+    free = least_squares(residuals, np.zeros(2), np.full(2, -10.0), np.full(2, 10.0))
+    assert free == pytest.approx([3.0, -2.0])
+    bound = least_squares(residuals, np.zeros(2), np.array([-10.0, 0.0]), np.full(2, 10.0))
+    assert bound == pytest.approx([-1.0, 0.0], abs=1e-6)  # the mean, with the slope at its bound
+    curved = least_squares(lambda values: np.array([np.exp(values[0]) - 5.0]), np.zeros(1), np.full(1, -9.0), np.full(1, 9.0))
+    assert curved == pytest.approx([np.log(5.0)])
+
+
+def test_readings_without_error_give_the_machine_back(vllm: VirtualServer, measured: Measurements) -> None:
+    model, known = vllm.plan.model, points(measured)
+    exact = expected_s(known, model, TRUTH)
+    perfect = [Point(reading=timed(one.reading, seconds), works=one.works) for one, seconds in zip(known, exact, strict=True)]
+    found = fit(roofline_form(START), perfect, model)
+    assert max(map(abs, found.errors)) < 1e-3
+    for name in ("flops_efficiency", "memory_efficiency", *OVERHEADS):
+        assert getattr(found.hardware, name) == pytest.approx(getattr(TRUTH, name), rel=0.02, abs=5e-5)
+
+
+def timed(reading: Reading, seconds: float) -> Reading:
+    return Reading(batch=reading.batch, seconds=seconds, samples=3, error=0.0, cached_tokens=reading.cached_tokens)
+
+
+def test_every_batch_is_read_in_every_round(measured: Measurements) -> None:
+    found = readings(measured)
+    assert len(found) == len(measured.batches) and {one.batch.kind for one in found} >= {PROMPT, BURST, MIXED}
+    assert not any(played.is_disturbed for played in measured.played)
+    assert {played.round for played in measured.played} >= set(range(LEAST_ROUNDS))
+
+
+def test_the_fit_predicts_batches_that_it_has_not_seen(vllm: VirtualServer, measured: Measurements) -> None:
+    found = fit_all(points(measured), vllm.plan.model, START)
+    assert [one.name for one in found] == ["roofline", "curves"]
+    held_out = found[0].summary(points(measured), is_held_out=True)
+    assert held_out.batches == 15 and held_out.median < 0.005 and held_out.most < 0.02
+    assert found[0].hardware.request_overhead_s == pytest.approx(5e-3, abs=3e-4)
+    assert found[1].summary(points(measured), is_held_out=True).median < 0.03
+
+
+def test_a_machine_whose_parts_add_up_is_met_by_curves(vllm: VirtualServer) -> None:
+    summing = VirtualServer(["preset=vllm", "hardware=h200_measured", *SERVER]).plan.hardware
+    hardware = replace(summing, noise=None, leap_overhead_s=0.0, request_overhead_s=4e-3)
+    known = points(measured_on(vllm, hardware))
+    best, other = fit_all(known, vllm.plan.model, START)
+    assert (best.name, other.name) == ("curves", "roofline")
+    held_out = best.summary(known, is_held_out=True)
+    assert held_out.median < 0.02 and held_out.most < 0.1
+    assert other.summary(known, is_held_out=True).median > 2 * held_out.median
+
+
+def test_a_server_faster_than_its_machine_has_a_higher_peak(vllm: VirtualServer, measured: Measurements) -> None:
+    slow = machine(flops_per_s=400e12, memory_bytes_per_s=2e12, flops_efficiency=1.0, memory_efficiency=1.0)
+    found = fit(roofline_form(slow), points(measured), vllm.plan.model).hardware
+    assert found.flops_efficiency == found.memory_efficiency == 1.0
+    assert found.flops_per_s == pytest.approx(TRUTH.effective_flops_per_s, rel=0.03)
+    assert found.memory_bytes_per_s == pytest.approx(TRUTH.effective_memory_bytes_per_s, rel=0.03)
+
+
+def test_an_engine_that_computes_prompts_apart_is_fitted_as_well() -> None:
+    server = VirtualServer(["preset=sglang", "page_tokens=16", "engine.max_batch_tokens=8192", *SERVER], engine="sglang")
+    measured = measured_on(server, replace(TRUTH, request_overhead_s=3e-3))
+    assert not measured.joins_prompts
+    best = fit_all(points(measured), server.plan.model, START)[0]
+    assert best.summary(points(measured), is_held_out=True).median < 0.02
+    assert best.hardware.request_overhead_s == pytest.approx(3e-3, abs=5e-4)
+
+
+def test_measurements_are_read_back_as_they_were(measured: Measurements, tmp_path: Path) -> None:
+    path = tmp_path / "one.measured.json"
+    path.write_bytes(write_measurements(measured))
+    assert read_measurements(path) == measured
+
+
+def test_a_round_takes_time_only_for_batches_that_are_not_known_well(vllm: VirtualServer) -> None:
+    begin = vllm.plays
+    measured = measured_on(vllm, settings=replace(SETTINGS, seconds=0.0))
+    assert vllm.plays - begin == LEAST_ROUNDS
+    assert all(sum(played.batch == at for played in measured.played) == LEAST_ROUNDS for at in range(len(measured.batches)))
+
+
+def test_without_held_out_batches_the_fitted_ones_choose(vllm: VirtualServer, measured: Measurements) -> None:
+    fitted = [point for point in points(measured) if not point.reading.batch.is_held_out]
+    found: list[Fit] = fit_all(fitted, vllm.plan.model, START)
+    assert found[0].name == "roofline" and found[0].summary(fitted, is_held_out=True).batches == 0
+
+
+def test_what_a_batch_is_expected_to_take_is_what_it_takes(vllm: VirtualServer, measured: Measurements) -> None:
+    expected = [batch_s(one.batch, measured, vllm.plan.model, TRUTH) for one in readings(measured)]
+    assert [one.seconds for one in readings(measured)] == pytest.approx(expected, rel=0.02)

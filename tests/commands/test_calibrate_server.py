@@ -1,0 +1,104 @@
+"""``kvsim calibrate server=`` measures a server over HTTP, fits, and fits again without it; mistakes are one line."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from kvsim.cli import main
+from kvsim.emulation.apis.base import ApiSettings
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.plans.construct import construct
+from tests.servers.emulated import Emulated, Faults, emulated
+
+STEP_S = 10e-3
+SERVER = [
+    "preset=vllm", "model=llama3_8b", "hardware=h100", f"hardware.step_overhead_s={STEP_S}", "page_tokens=16",
+    "tiers.gpu.capacity=2GiB", "engine.max_batch_tokens=512", "engine.max_running_requests=20",
+]  # fmt: skip
+"""Steps so long that a busy test machine does not matter much."""
+SMALL = ["hardware=h100", "longest_tokens=900", "seconds=0"]
+
+
+@pytest.fixture
+def server() -> Iterator[Emulated]:
+    with emulated(SERVER) as one:
+        yield one
+
+
+def read(path: Path) -> HardwareSpec:
+    return construct(HardwareSpec, OmegaConf.to_container(OmegaConf.create(path.read_text())), path.stem)
+
+
+@pytest.mark.long
+def test_a_server_is_measured_and_its_measurements_are_fitted_again(
+    server: Emulated, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", f"server={server.url}", "name=mine", f"output={folder}", *SMALL]) == 0
+    assert {path.name for path in folder.iterdir()} == {"mine.yaml", "mine.measured.json"}
+    shown = capsys.readouterr().out
+    for what in ("Fitted", "Held out", "prompt of 256", "16 decoding after 256", "Errors, median and most", "mine.measured.json"):
+        assert what in shown
+    text = (folder / "mine.yaml").read_text()
+    assert text.startswith("# vllm") and "batches held out" in text and max(map(len, text.splitlines())) <= 130
+    assert "# As in hardware=h100, not measured.\nhost_to_device_bytes_per_s: 5.540e+10\n" in text
+    found = read(folder / "mine.yaml")
+    assert found.leap_overhead_s == 0.0 and found.noise is None and found.memory_bytes == 80_000_000_000
+    assert 0.5 * STEP_S < found.step_overhead_s + 5e-3 < 4 * STEP_S
+
+    again = [f"measured={folder}/mine.measured.json", "name=again", f"output={folder}", "hardware=h100"]
+    assert main(["calibrate", *again]) == 0
+    assert (folder / "again.yaml").read_text() == text
+    assert not (folder / "again.measured.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["server=nowhere"], "server: url must be an address such as http://localhost:8000, not 'nowhere'"),
+        (["server=http://127.0.0.1:9"], "http://127.0.0.1:9 does not answer: "),
+        (["measured=nowhere.json"], "measured: nowhere.json: No such file or directory"),
+        (["measured=broken.json"], "measured: broken.json has no measurements of a server: "),
+        (["measured=other.json"], "measured: other.json has no measurements of a server: "),
+        (["server=http://a:1", "measured=broken.json"], "server and measured exclude each other: leave one out"),
+        (
+            ["server=http://a:1", "hardware=linear"],
+            "hardware=linear: step times by a formula cannot be fitted: choose the server's",
+        ),
+        (["server=http://a:1", "disk=."], "disk has no effect where a server is measured: leave it out"),
+        (["measured=broken.json", "seconds=1"], "seconds has no effect where measurements are fitted again: leave it out"),
+        (["hardware=h100"], "hardware has no effect without server= or measured=: leave it out"),
+        (["hardware.gpus=2"], "hardware has no effect without server= or measured=: leave it out"),
+        (["step_tokens=512"], "step_tokens has no effect without server= or measured=: leave it out"),
+        (["server=http://a:1", "step_tokens=0"], "step_tokens must be at least 1, not 0"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_mistake_is_one_line(arguments: list[str], problem: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "broken.json").write_text("{")
+    (folder / "other.json").write_text('{"model": "none"}')
+    before = sorted(folder.iterdir())
+    assert main(["calibrate", *arguments, "output=."]) == 2
+    shown = capsys.readouterr()
+    assert re.match(f"kvsim: {re.escape(problem)}", shown.err) and shown.err.count("\n") == 1 and not shown.out
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("dialect", ["openai", "vllm"])
+def test_a_server_that_does_not_say_how_long_its_steps_are_is_asked_about(
+    dialect: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with emulated(SERVER, dialect=dialect, settings=ApiSettings(has_reset=False)) as server:
+        assert main(["calibrate", f"server={server.url}", "output=.", *SMALL]) == 2
+    assert capsys.readouterr().err.startswith("kvsim: step_tokens: the server does not say how many tokens a step computes")
+    assert not list(folder.iterdir())
+
+
+def test_a_server_that_fails_ends_with_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with emulated(SERVER, faults=Faults(status=dict.fromkeys(range(10_000), 500))) as server:
+        assert main(["calibrate", f"server={server.url}", "output=.", *SMALL]) == 2
+    shown = capsys.readouterr().err
+    assert re.match(r"kvsim: server: \d+ of \d+ requests failed: \d+ x HTTP 500: not now\n$", shown)
+    assert not list(folder.iterdir())
