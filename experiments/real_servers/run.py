@@ -1,14 +1,14 @@
 """Does a simulation show what a running vLLM does? Recorded runs of vLLM servers, compared request by request.
 
-``serve.py`` played conversations of the Mooncake trace and generated sessions (``workloads.py``) against vLLM servers with pools of
-several sizes on an H200, up to three times each, and measured the steps of one; ``runs/`` has what its client saw. Each group of
-runs is compared as ``kvsim validate results=FILES`` does. The machine of the simulations is ``hardware/h200_vllm.yaml``, fitted by
-``kvsim calibrate`` to the measured steps alone, not to the runs.
+``serve.py`` played conversations of the Mooncake trace and generated sessions (``workloads.py``) against vLLM servers with pools
+of several sizes on an H200, up to three times each, and measured the steps of one; ``runs/`` has what its client saw. Each group
+of runs is compared as ``kvsim validate results=FILES`` does. The machine of the simulations is ``hardware/h200_vllm.yaml``, fitted
+by ``kvsim calibrate`` to the measured steps alone, not to the runs.
 
 Claims:
 
-1. given the order in which the server admitted requests, at most 2 of 100 find other cached tokens than kvsim says, with a pool on
-   the GPU alone;
+1. given the order in which the server admitted requests, at most 2 of 100 find other cached tokens than kvsim says, with a pool
+   on the GPU alone;
 2. the simulated hit rate is within .3 points of the server's there.
 
 Exits with 1 if a claim fails.
@@ -85,7 +85,11 @@ def claims(found: Sequence[Compared]) -> list[Claim]:
             f"{differing:.2%} in the worst run",
             differing <= MOST_DIFFERING,
         ),
-        Claim(f"the simulated hit rate is within {MOST_POINTS} points (GPU alone)", f"{points:.2f} points", points <= MOST_POINTS),
+        Claim(
+            f"the simulated hit rate is within {MOST_POINTS} points (GPU alone)",
+            f"{points:.2f} points",
+            points <= MOST_POINTS,
+        ),
     ]
 
 
@@ -120,7 +124,10 @@ def page(found: Sequence[Compared]) -> list[str]:
         "",
         "## Hits by tier",
         "",
-        *markdown(("pool", "workload", "tier", "server, tokens", "simulated", "error"), [row for one in found for row in tier_rows(one)]),
+        *markdown(
+            ("pool", "workload", "tier", "server, tokens", "simulated", "error"),
+            [row for one in found for row in tier_rows(one)],
+        ),
         "",
         "## Times",
         "",

@@ -95,7 +95,8 @@ def play(workload: Workload, folder: Path) -> None:
         run = play_server(trace.requests, plan.page_tokens, settings)
         write_observed(folder / f"{number}.jsonl.gz", run)
         hits = run.cached_tokens.sum() / run.prompt_tokens.sum()
-        print(f"{folder}/{number}: {time.monotonic() - began:.0f} s, hit rate {hits:.4f}, {run.failures() or ''} {run.notes}", flush=True)
+        told = [f"{time.monotonic() - began:.0f} s", f"hit rate {hits:.4f}", run.failures(), *run.notes]
+        print(f"{folder}/{number}: {', '.join(filter(None, told))}", flush=True)
 
 
 def calibrate(folder: Path, seconds: float) -> None:

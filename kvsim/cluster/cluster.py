@@ -194,7 +194,8 @@ class Cluster(Frontend):
                 self._deliver(job)
 
     def _hear(self, event: Event) -> None:
-        self._deliver(event.value)
+        job: Job = event.value
+        self._deliver(job)
 
     def _deliver(self, job: Job) -> None:
         """Let an engine hear of a request, which has waited for nothing so far."""
@@ -210,7 +211,6 @@ class Cluster(Frontend):
         for request in requests:
             job = Job(request, columns["arrival_s"][request.index])
             job.is_counted = True
-            job.times.waits_since_s = self.env.now
             job.times.queue_s, job.times.load_s = columns["queue_s"][request.index], columns["load_s"][request.index]
             self._deliver(job)
 
