@@ -2,8 +2,8 @@
 
 ``serve.py`` played conversations of the Mooncake trace and generated sessions (``workloads.py``) against vLLM servers with pools
 of several sizes on an H200, up to three times each, and measured the steps of one; ``runs/`` has what its client saw. Each group
-of runs is compared as ``kvsim validate results=FILES`` does. The machine of the simulations is ``hardware/h200_vllm.yaml``, fitted
-by ``kvsim calibrate`` to the measured steps alone, not to the runs.
+of runs is compared as ``kvsim validate results=FILES`` does. The machine of the simulations is ``hardware/h200_vllm.yaml``,
+fitted by ``kvsim calibrate`` to the measured steps alone, not to the runs.
 
 Claims:
 

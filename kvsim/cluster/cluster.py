@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isnan
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 from simpy import Environment, Event, Process
 
@@ -194,8 +194,7 @@ class Cluster(Frontend):
                 self._deliver(job)
 
     def _hear(self, event: Event) -> None:
-        job: Job = event.value
-        self._deliver(job)
+        self._deliver(cast(Job, event.value))
 
     def _deliver(self, job: Job) -> None:
         """Let an engine hear of a request, which has waited for nothing so far."""
