@@ -34,12 +34,16 @@ class Engine:
 
     preset: str
     flags: Sequence[Flag]
-    host_preset: str = ""
-    """The preset with a CPU tier, for a server that says how large its own is; empty: such a tier must be set by the user."""
+    host_preset: str
+    """The preset with a CPU tier, for a server that says how large its own is."""
+    host_bytes: str = ""
+    """The flag that is the size of that tier in bytes, for an engine that does not say it in tokens."""
     cache_flag: tuple[str, bool] = ("", True)
     """The flag that switches the cache off, and its value then."""
     unknown: Mapping[str, str] = field(default_factory=dict)
     """By flag that is set, a line on what is not simulated."""
+    host_flag: tuple[str, str] = ("", "")
+    """A flag of what may be a CPU tier, and a line for a server that has it and does not say how large it is."""
 
 
 def _positive(value: Any) -> str | None:
@@ -63,11 +67,13 @@ ENGINES: Mapping[str, Engine] = {
             Flag("scheduler_config.async_scheduling", "rules.loop", _switch("overlap", "plain")),
             Flag("parallel_config.tensor_parallel_size", "hardware.gpus", _positive),
         ),
+        host_preset="vllm_offload",
+        host_bytes="kv_transfer_config.kv_connector_extra_config.cpu_bytes_to_use",
         cache_flag=("cache_config.enable_prefix_caching", False),
-        unknown={
-            "kv_transfer_config.kv_connector": "the server has a KV connector: for its CPU offloading, set preset=vllm_offload "
-            "and tiers.cpu.capacity"
-        },
+        host_flag=(
+            "kv_transfer_config.kv_connector",
+            "the server has a KV connector: if that offloads to the CPU, set preset=vllm_offload and tiers.cpu.capacity",
+        ),
     ),
     "sglang": Engine(
         preset="sglang",
@@ -90,7 +96,7 @@ ENGINES: Mapping[str, Engine] = {
         ),
         host_preset="sglang_hicache",
         cache_flag=("disable_radix_cache", True),
-        unknown={"hicache_storage_backend": "the server has storage below its host memory, which is not simulated in time"},
+        unknown={"hicache_storage_backend": "the server has storage below its host memory: set tiers.disk.capacity"},
     ),
 }
 
@@ -109,19 +115,31 @@ def overrides_of(facts: ServerFacts, overrides: Sequence[str]) -> tuple[list[str
         name, off = engine.cache_flag
         if str(facts.settings.get(name)).lower() == str(off).lower():
             raise UsageError(f"the server has its prefix cache switched off ({name}): start it with the cache")
+        has_host = _host_capacity(engine, facts) is not None
         if not given(keys, "rules"):
-            wanted["preset"] = engine.host_preset if engine.host_preset and facts.host_capacity_tokens else engine.preset
+            wanted["preset"] = engine.host_preset if has_host else engine.preset
         wanted |= _of_flags(engine, facts, own_preset, keys)
         notes += [line for flag, line in engine.unknown.items() if facts.settings.get(flag)]
-    for key, tokens in (("tiers.gpu.capacity", facts.capacity_tokens), ("tiers.cpu.capacity", facts.host_capacity_tokens)):
-        if tokens:
-            wanted[key] = f"{tokens}tokens"
+        flag, line = engine.host_flag
+        notes += [line] if facts.settings.get(flag) and not has_host else []
+    if facts.capacity_tokens:
+        wanted["tiers.gpu.capacity"] = f"{facts.capacity_tokens}tokens"
+    if (host := _host_capacity(engine, facts)) is not None:
+        wanted["tiers.cpu.capacity"] = host
     if facts.page_tokens:
         wanted["page_tokens"] = str(facts.page_tokens)
     found = {key.lstrip("+~"): value for key, _, value in (line.partition("=") for line in overrides)}
     differing = {key: value for key, value in wanted.items() if key in found and found[key] != value and key != "preset"}
     notes += [f"{key}={found[key]} is simulated, but the server has {value}" for key, value in differing.items()]
     return [f"{key}={value}" for key, value in wanted.items() if not given(keys, key)], notes
+
+
+def _host_capacity(engine: Engine | None, facts: ServerFacts) -> str | None:
+    """Return the size of a server's CPU tier, as the setting takes it; None if it has none, or does not say."""
+    if facts.host_capacity_tokens:
+        return f"{facts.host_capacity_tokens}tokens"
+    size = facts.settings.get(engine.host_bytes) if engine is not None else None
+    return f"{size / 2**30:g}GiB" if isinstance(size, int | float) and size > 0 else None
 
 
 def _of_flags(engine: Engine, facts: ServerFacts, preset: str | None, keys: set[str]) -> dict[str, str]:

@@ -67,7 +67,16 @@ def test_a_server_without_a_cache_is_refused(engine: str, settings: dict[str, An
 
 def test_what_is_not_simulated_is_noted() -> None:
     _, notes = overrides_of(facts("vllm", {"kv_transfer_config.kv_connector": "OffloadingConnector"}), [])
-    assert notes == ["the server has a KV connector: for its CPU offloading, set preset=vllm_offload and tiers.cpu.capacity"]
+    assert notes == ["the server has a KV connector: if that offloads to the CPU, set preset=vllm_offload and tiers.cpu.capacity"]
+
+
+def test_vllm_with_cpu_offloading_is_played_by_its_preset_for_it() -> None:
+    connector = {
+        "kv_transfer_config.kv_connector": "OffloadingConnector",
+        "kv_transfer_config.kv_connector_extra_config.cpu_bytes_to_use": 16 * 2**30,
+    }
+    found, notes = overrides_of(facts("vllm", connector), [])
+    assert {"preset=vllm_offload", "tiers.cpu.capacity=16GiB"} <= set(found) and notes == []
 
 
 REQUESTS = [

@@ -36,9 +36,11 @@ COUNTERS: tuple[tuple[Counter, ...], ...] = (
         ),
     ),
     (Counter("sglang:cached_tokens", "cache_source", {"device": DEVICE, "host": HOST, "storage": STORAGE}),),
+    (Counter("vllm:prompt_tokens_by_source", "source", {"local_cache_hit": DEVICE, "external_kv_transfer": HOST}),),
     (Counter("vllm:prefix_cache_hits", "", {"": DEVICE}), Counter("vllm:external_prefix_cache_hits", "", {"": HOST})),
 )
-"""Of each group, all counters are read, and the first group that a server has is used."""
+"""Of each group, all counters are read, and the first group that a server has is used. vLLM's ``prefix_cache_hits`` come last:
+they count a request that waits for room anew in each pass."""
 
 
 PREEMPTIONS = ("vllm:num_preemptions", "sglang:num_retracted_requests")

@@ -106,6 +106,15 @@ def test_counters_stand_in_for_hits_by_request() -> None:
             {'sglang:cached_tokens_total{cache_source="host",model_name="m"}': 3.0, "sglang:num_retractions_total": 1.0},
             {"host": 3.0},
         ),
+        (
+            {
+                'vllm:prompt_tokens_by_source_total{engine="0",source="local_compute"}': 8.0,
+                'vllm:prompt_tokens_by_source_total{engine="0",source="local_cache_hit"}': 6.0,
+                'vllm:prompt_tokens_by_source_total{engine="0",source="external_kv_transfer"}': 4.0,
+                'vllm:prefix_cache_hits_total{engine="0"}': 99.0,
+            },
+            {"device": 6.0, "host": 4.0},
+        ),
         ({"process_cpu_seconds_total": 1.0}, {}),
     ],
 )
