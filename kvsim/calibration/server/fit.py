@@ -41,8 +41,9 @@ CONTEXT_TOKENS = (256, 1024, 4096, 16384, 65536)
 DECODE_TOKENS = (128, 1024, 4096, 16384, 65536, 262144)
 """Tokens that all decoding requests attend over."""
 
-LAUNCHES = (0.2, 0.4, 0.6, 0.8)
-"""Launches that a search tries, as shares of the shortest reading."""
+MANY_LAUNCHES = tuple(share / 20 for share in range(2, 20))
+FEW_LAUNCHES = (0.3, 0.6)
+"""Launches that a search tries beside the one that it begins with, as shares of the shortest time of a request."""
 SHORT_SEARCH = 12
 """Steps of the search with each of them."""
 
@@ -72,6 +73,8 @@ class Form(NamedTuple):
     parameters: Sequence[Parameter]
     launch: int
     """Which of them is the launch of a step with prefill."""
+    launches: Sequence[float]
+    """Others to try."""
     machine: Callable[[Vector], HardwareSpec]
 
 
@@ -128,12 +131,12 @@ def fit(form: Form, points: Sequence[Point], model: ModelSpec) -> Fit:
         return np.concatenate([(np.log(expected) - logs) / noise, (values - start) / spread])
 
     low, high = np.array([one.low for one in form.parameters]), np.array([one.high for one in form.parameters])
-    shortest_s = min(point.reading.seconds for point in fitted)
+    shortest_s = min([point.reading.seconds for point in fitted if point.is_request], default=0.0)
 
     def cost(values: Vector) -> float:
         return float(np.sum(np.square(residuals(values))))
 
-    begins = [start, *[with_launch(form, start, share * shortest_s) for share in LAUNCHES]]
+    begins = [start, *[with_launch(form, start, share * shortest_s) for share in form.launches]]
     held = [least_squares(residuals, begin, *held_at(begin, form.launch, low, high), SHORT_SEARCH) for begin in begins]
     end = least_squares(residuals, min(held, key=cost), low, high)
     hardware = form.machine(end)
@@ -191,7 +194,7 @@ def roofline_form(start: HardwareSpec) -> Form:
         )
         return with_overheads(rates, values[2:])
 
-    return Form("roofline", [*slower, *overheads(start)], len(slower), machine)
+    return Form("roofline", [*slower, *overheads(start)], len(slower), MANY_LAUNCHES, machine)
 
 
 def curves_form(roofline: HardwareSpec, points: Sequence[Point], model: ModelSpec, tile_tokens: int) -> Form:
@@ -211,7 +214,7 @@ def curves_form(roofline: HardwareSpec, points: Sequence[Point], model: ModelSpe
         )
         return replace(with_overheads(roofline, values[:own]), compute_curves=curves)
 
-    return Form("curves", parameters, 0, machine)
+    return Form("curves", parameters, 0, FEW_LAUNCHES, machine)
 
 
 class MostTokens(NamedTuple):
@@ -295,5 +298,5 @@ class Rows:
 
 
 def up_to(sizes: Sequence[int], most: int) -> list[int]:
-    """Return the sizes up to the first one that is at least ``most``."""
-    return [size for at, size in enumerate(sizes) if at == 0 or sizes[at - 1] < most]
+    """Return the first size, and the others up to ``most``."""
+    return [size for at, size in enumerate(sizes) if at == 0 or size <= most]

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from math import inf, isnan, nan, sqrt
+from math import inf, nan, sqrt
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -122,6 +122,8 @@ class Reading(msgspec.Struct, kw_only=True):
     """Standard error of the median, relative; infinite with a single sample."""
     cached_tokens: int
     """Of each timed prompt."""
+    answer_tokens: int
+    """Of each decoding request."""
 
 
 def readings(measured: Measurements) -> list[Reading]:
@@ -149,6 +151,7 @@ def reading(batch: Batch, played: Sequence[Played]) -> Reading | None:
         samples=len(values),
         error=relative_error(values),
         cached_tokens=round(median(told)) if told else expected,
+        answer_tokens=undisturbed[0].requests[-1].output_tokens,
     )
 
 
@@ -183,7 +186,7 @@ def samples(batch: Batch, requests: Sequence[Seen]) -> list[float]:
         inside = [seen for seen in alone(prompts) if begin_s < seen.sent_s and seen.times_s[0] < end_s]
         plain = [plain_steps(seen, prompts) for seen in decoding]
         values = [mixed_step_s(decoding, plain, prompt) for prompt in inside]
-    return [value for value in values if not isnan(value)]
+    return [value for value in values if value > 0]
 
 
 def alone(prompts: Sequence[Seen]) -> list[Seen]:
@@ -202,7 +205,7 @@ def together(decoding: Sequence[Seen]) -> tuple[float, float]:
 
 
 def step_s(decoding: Sequence[Seen]) -> float:
-    """Return the time of a step while all requests decode; NaN if that is fewer than four parts of an answer."""
+    """Return the time of a step while all requests decode; NaN if that is for less than five parts of an answer."""
     begin_s, end_s = together(decoding)
     found = []
     for seen in decoding:
