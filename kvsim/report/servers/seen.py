@@ -16,6 +16,9 @@ REJECTED = "rejected"
 """Why a request of a simulation has failed."""
 SAME_STEP_S = 0.002
 """Admissions that follow one another within this time belong to one step: steps take longer, and clocks are no better."""
+UNSURE_S = 0.02
+"""How much later a request may seem to be admitted than one that was sent after it, because more of its time passed before the
+server's queue: long prompts take some milliseconds to be read."""
 MEDIA: Mapping[str, str] = {GPU_MEMORY: "device", HOST_MEMORY: "host"}
 """What servers call the medium of a tier; every other one is ``storage``."""
 
@@ -90,7 +93,7 @@ def moments_of(run: ObservedRun) -> Moments:
     """
     has_failed = np.array([error is not None for error in run.errors], dtype=bool)
     admitted_s = np.where(np.isnan(run.queued_s), run.first_token_s, run.sent_s + run.queued_s)
-    admitted_s = np.minimum(_together(admitted_s), run.first_token_s)
+    admitted_s = np.minimum(_in_turn(_together(admitted_s), run.sent_s), run.first_token_s)
     tokens_s = [_tokens_s(run, number) for number in range(len(admitted_s))]
     return Moments(admitted_s=np.where(has_failed, np.nan, admitted_s), tokens_s=tokens_s)
 
@@ -106,6 +109,17 @@ def _together(admitted_s: np.ndarray) -> np.ndarray:
     same = np.empty_like(sorted_s)
     same[order] = sorted_s[begins][np.cumsum(begins) - 1]
     return same
+
+
+def _in_turn(admitted_s: np.ndarray, sent_s: np.ndarray) -> np.ndarray:
+    """Return times of admission by which no request is a little later than one sent after it: a queue keeps its order."""
+    found, latest_s = admitted_s.copy(), -np.inf
+    for number in np.argsort(sent_s, kind="stable").tolist():
+        if latest_s - UNSURE_S < found[number] < latest_s:
+            found[number] = latest_s
+        elif found[number] > latest_s:
+            latest_s = float(found[number])
+    return found
 
 
 def _tokens_s(run: ObservedRun, number: int) -> np.ndarray:
