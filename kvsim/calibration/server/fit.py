@@ -42,7 +42,7 @@ DECODE_TOKENS = (128, 1024, 4096, 16384, 65536, 262144)
 """Tokens that all decoding requests attend over."""
 
 MANY_LAUNCHES = tuple(share / 20 for share in range(2, 20))
-FEW_LAUNCHES = (0.3, 0.6)
+FEW_LAUNCHES = (0.2, 0.4, 0.6, 0.8)
 """Launches that a search tries beside the one that it begins with, as shares of the shortest time of a request."""
 SHORT_SEARCH = 12
 """Steps of the search with each of them."""
