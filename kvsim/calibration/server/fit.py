@@ -40,6 +40,8 @@ CONTEXT_TOKENS = (256, 1024, 4096, 16384, 65536)
 """Chunks whose attention has rows of its own."""
 DECODE_TOKENS = (128, 1024, 4096, 16384, 65536, 262144)
 """Tokens that all decoding requests attend over."""
+UNMEASURED_TOKENS = 1 << 22
+"""More than were measured: from there on, memory is as fast as described."""
 
 MANY_LAUNCHES = tuple(share / 20 for share in range(2, 20))
 FEW_LAUNCHES = (0.2, 0.4, 0.6, 0.8)
@@ -112,7 +114,7 @@ def fit_all(points: Sequence[Point], model: ModelSpec, start: HardwareSpec) -> l
     It is the one whose errors of held-out points are smaller, by their median; without any, of the points fitted.
     """
     roofline = fit(roofline_form(start), points, model)
-    tiled = [fit(curves_form(roofline.hardware, points, model, tile_tokens), points, model) for tile_tokens in TILES]
+    tiled = [fit(curves_form(start, roofline.hardware, points, model, tile_tokens), points, model) for tile_tokens in TILES]
     curves = min(tiled, key=lambda one: one.cost)
     has_held_out = any(point.reading.batch.is_held_out for point in points)
     return sorted([roofline, curves], key=lambda one: one.summary(points, is_held_out=has_held_out).median)
@@ -197,10 +199,12 @@ def roofline_form(start: HardwareSpec) -> Form:
     return Form("roofline", [*slower, *overheads(start)], len(slower), MANY_LAUNCHES, machine)
 
 
-def curves_form(roofline: HardwareSpec, points: Sequence[Point], model: ModelSpec, tile_tokens: int) -> Form:
+def curves_form(
+    start: HardwareSpec, roofline: HardwareSpec, points: Sequence[Point], model: ModelSpec, tile_tokens: int
+) -> Form:
     """Return machines whose parts of a step are each so many times as slow as those of a roofline, in logarithms."""
     works = [work for point in points if not point.reading.batch.is_held_out for work in point.works]
-    rows = Rows(roofline, model, MostTokens.of(works))
+    rows = Rows(start, roofline, model, MostTokens.of(works))
     factor = Parameter(0.0, -3.0, 3.0, 0.5)
     parameters = [*overheads(roofline), RESTED, WARMING, *[factor] * rows.count]
 
@@ -239,8 +243,8 @@ class MostTokens(NamedTuple):
 class Rows:
     """The rows of ``ComputeCurves`` with the times of a roofline, each times a factor."""
 
-    def __init__(self, roofline: HardwareSpec, model: ModelSpec, most: MostTokens) -> None:
-        self.roofline, self.model = roofline, model
+    def __init__(self, start: HardwareSpec, roofline: HardwareSpec, model: ModelSpec, most: MostTokens) -> None:
+        self.start, self.roofline, self.model = start, roofline, model
         self.few = up_to(FEW_TOKENS, most.step)
         self.many = [tokens for tokens in up_to(MANY_TOKENS, most.step) if tokens > self.few[-1]]
         self.chunks = [
@@ -285,7 +289,10 @@ class Rows:
         ]
 
     def decode(self, factors: Sequence[float]) -> list[list[float]]:
-        """Return rows whose times grow: a factor is that of the time since the row before."""
+        """Return rows whose times grow: a factor is that of the time since the row before.
+
+        Beyond what was measured, memory is as fast as described: short contexts take little longer than none, which is no rate.
+        """
         layer_bytes = self.model.kv_bytes_per_token / self.model.attention_layers / self.roofline.gpus
         rate = self.roofline.effective_memory_bytes_per_s / self.roofline.gpus
         rows, before, seconds = [], 0.0, 0.0
@@ -294,7 +301,9 @@ class Rows:
             seconds += (n_bytes - before) / rate * factor
             before = n_bytes
             rows.append([n_bytes, n_bytes / seconds])
-        return rows
+        n_bytes = UNMEASURED_TOKENS * layer_bytes
+        seconds += (n_bytes - before) / (self.start.effective_memory_bytes_per_s / self.start.gpus)
+        return [*rows, [n_bytes, n_bytes / seconds]]
 
 
 def up_to(sizes: Sequence[int], most: int) -> list[int]:
