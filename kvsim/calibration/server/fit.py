@@ -199,9 +199,7 @@ def roofline_form(start: HardwareSpec) -> Form:
     return Form("roofline", [*slower, *overheads(start)], len(slower), MANY_LAUNCHES, machine)
 
 
-def curves_form(
-    start: HardwareSpec, roofline: HardwareSpec, points: Sequence[Point], model: ModelSpec, tile_tokens: int
-) -> Form:
+def curves_form(start: HardwareSpec, roofline: HardwareSpec, points: Sequence[Point], model: ModelSpec, tile_tokens: int) -> Form:
     """Return machines whose parts of a step are each so many times as slow as those of a roofline, in logarithms."""
     works = [work for point in points if not point.reading.batch.is_held_out for work in point.works]
     rows = Rows(start, roofline, model, MostTokens.of(works))
