@@ -20,7 +20,8 @@ def copy_of_pages(
     begins inside a larger page.
     """
     node = Node((), pages, 0, None, tree, 0.0)
-    node.slots[edge.upper.index], node.slots[edge.lower.index] = upper_slots, lower_slots
+    node.place(edge.upper.index, upper_slots)
+    node.place(edge.lower.index, lower_slots)
     return Transfer(edge, [node], goes_down=goes_down)
 
 

@@ -1,10 +1,11 @@
 """The page slots of one tier."""
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
 
-from kvsim.pages.extents import Extent
+from kvsim.pages.extents import Extent, count_pages
 
 UNLIMITED: Final = 1 << 60
 """The capacity in pages of an unlimited tier, and a limit that is none: more pages than any path has."""
@@ -22,9 +23,9 @@ class Places:
         """Note that pages are stored in these slots."""
         self.slots += extent[1] * self.unit
 
-    def at(self, extent: Extent) -> Any:
+    def at(self, extents: Iterable[Extent]) -> Any:
         """Return the slots of stored pages, page by page."""
-        return extent[1] * self.unit
+        return count_pages(extents) * self.unit
 
     def pop(self, extent: Extent) -> Any:
         """Return the slots of pages that are no longer stored."""
@@ -50,9 +51,8 @@ class NumberedPlaces(Places):
         start, pages = extent
         self._first.update(zip(range(start, start + pages), slots[:: self.unit].tolist(), strict=True))
 
-    def at(self, extent: Extent) -> np.ndarray:
-        start, pages = extent
-        return self._whole([self._first[page] for page in range(start, start + pages)])
+    def at(self, extents: Iterable[Extent]) -> np.ndarray:
+        return self._whole([self._first[page] for start, pages in extents for page in range(start, start + pages)])
 
     def pop(self, extent: Extent) -> np.ndarray:
         super().pop(extent)

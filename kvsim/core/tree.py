@@ -71,6 +71,10 @@ class Node:
     def __repr__(self) -> str:
         return f"Node({self.runs}, depth={self.depth}, hits={self.hits}, state={self.state})"
 
+    def place(self, tier: int, slots: Any) -> None:
+        """Say which slots a copy has that belongs to a node outside the tree, which no tier counts."""
+        self.slots[tier] = slots
+
     def note(self, tier: int, value: Any) -> None:
         """Store a value for the tier's eviction policy with these pages."""
         if type(self.notes) is tuple:

@@ -60,7 +60,7 @@ def test_a_page_of_several_slots_has_neighbours_whatever_comes_and_goes() -> Non
             pages = 2 if len(stored) < 5 and page + 1 not in stored else 1
             stored |= {page, page + pages - 1}
             places.put((page, pages), pool.take(3 * pages))
-        slots = {each: places.at((each, 1)).tolist() for each in stored}
+        slots = {each: places.at([(each, 1)]).tolist() for each in stored}
         assert all(first % 3 == 0 and [first, first + 1, first + 2] == [first, *others] for first, *others in slots.values())
         taken = [slot for each in slots.values() for slot in each]
         assert sorted([*taken, *pool.free_slots().tolist()]) == list(range(20)), f"slots are lost in step {step}"
@@ -73,4 +73,4 @@ def test_a_pool_that_counts_counts_places_too() -> None:
     pool = Pool(20)
     places = pool.places(3)
     places.put((5, 4), pool.take(12))
-    assert (places.at((6, 2)), places.pop((5, 1)), places.slots, places.pop_all(), places.slots) == (6, 3, 9, 9, 0)
+    assert (places.at([(6, 2)]), places.pop((5, 1)), places.slots, places.pop_all(), places.slots) == (6, 3, 9, 9, 0)

@@ -23,6 +23,7 @@ from kvsim.plans.build import build_run
 from kvsim.plans.construct import construct
 from kvsim.run.curves import curve_settings
 from kvsim.run.execute import draw, execute
+from kvsim.servers.settings import ServerSettings
 from kvsim.settings.catalog import choices
 from kvsim.settings.configuration import compose
 from kvsim.trace.base import TraceSource
@@ -39,8 +40,8 @@ NO_NUMBERS = (nan, 10**60, True)
 """What no setting is that is a number."""
 MORE = (inf, -inf, -1, 0, "abc", 2**63, 10**30, 10**400, 0.5, 1e-30, 1e49)
 """What some settings are and others are not."""
-OF_COMMANDS = {"replay": "replay", "curve": "curve"}
-"""The command that reads a section of the configuration, unless it is simulate."""
+OF_COMMANDS = {"replay": "replay", "curve": "curve", "server": "server"}
+"""The command that reads a section of the configuration, unless it is simulate; ``server`` is read before there is a plan."""
 OF_RUNS = ("cluster", "replay", "curve", "slo", "saturate", "sweep", "disk")
 """Sections with settings that are null."""
 TEXTS = (("disk", "folder"), ("sweep", "objective"))
@@ -189,6 +190,9 @@ def tried(command: str, config: DictConfig, place: Place, value: Any) -> str:
         for part in place[:-1]:
             within = within[part]
         within[place[-1]] = value
+        if command == "server":
+            construct(ServerSettings, {**config.server, "url": "http://localhost"}, "server")
+            return "ran"
         plan = build_run(config, command=command)
         if command == "curve":
             draw(plan, curve_settings(OmegaConf.to_container(config.curve)))

@@ -128,11 +128,7 @@ class PageStore:
 
     def slots_of(self, held: Iterable[Extent]) -> Any:
         """Return the slots of pages that are held, page by page."""
-        pool = self.tier.pool
-        slots = pool.take(0)
-        for extent in held:
-            slots = pool.join(slots, self._places.at(extent))
-        return slots
+        return self._places.at(held)
 
     def _pieces(self, extents: Iterable[Extent]) -> list[tuple[Extent, Holding]]:
         """Cut a path into pieces that are held alike."""
