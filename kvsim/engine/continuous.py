@@ -195,7 +195,9 @@ class ContinuousBatching(Schedule):
     def _start_samples(self, job: Job) -> None:
         """Let the other samples decode at once if they share all of the prompt, or queue them."""
         leases = self.cache.fork(cast(Lease, job.lease), self.env.now)
-        if not leases:
+        if leases:
+            job.request = job.request.apart()[0]
+        else:
             self.waiting.start_samples(job)
         for lease in leases:
             sample = Job(lease.request, job.arrival_s)

@@ -106,6 +106,31 @@ def test_an_engine_of_lightllm_that_fails_serves_the_samples_when_it_is_back(at_
     assert outcome.status.tolist() == [FINISHED] * 3 and outcome.e2e_s[0] > at_s + 5
 
 
+def test_after_a_failure_every_sample_of_lightllm_takes_its_own_pages_only() -> None:
+    """Three samples of 4 + 3 pages: 4 shared ones and 3 each, or without the prompt in the cache 7 each, 21 in all."""
+    requests = sampled(make_requests([ask(A, output=11)]), 3)
+    outcome = serve(LightLLMRules(cache_output=False), requests, 30, failures=[Failure(engine=0, at_s=20.0, back_after_s=5.0)])
+    assert outcome.status.tolist() == [FINISHED] and outcome.tiers["gpu"].peak_pages == 21
+
+
+@pytest.mark.parametrize("at_s", [38.25, 38.75, 39.25, 39.75])
+def test_an_engine_of_sglang_that_fails_has_not_lost_those_on_their_last_token(at_s: float) -> None:
+    """The next step has been formed without them while the step that computes it runs."""
+    requests = make_requests([ask(A, output=4), ask(B, output=11)])
+    failures = [Failure(engine=0, at_s=at_s, back_after_s=5.0)]
+    outcome = serve(SGLangRules(cache_output=False), requests, 40, failures=failures)
+    assert outcome.status.tolist() == [FINISHED, FINISHED]
+
+
+@pytest.mark.parametrize("loop", ["plain", "overlap"])
+def test_an_engine_of_vllm_drains_while_requests_wait(loop: str) -> None:
+    requests = conversations(7, requests=40, gap_s=0.02, page_tokens=16)
+    trace = Trace(name="small", requests=requests, page_tokens=16, block_tokens=None)
+    rules = ("preset=vllm", "rules.cache_output=false", f"rules.loop={loop}")
+    result = kvsim.simulate(trace, "model=tiny", "tiers.gpu.capacity=90pages", *rules, "engine.reset_at_s=[0.269]")
+    assert (result.outcome.status == FINISHED).all()
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_every_count_of_lightllms_cache_holds_while_samples_overlap(seed: int) -> None:
     """Four samples of the longest request take 5 pages and 3 each."""

@@ -166,6 +166,7 @@ class LightLLMCache(Server):
 
         Returns the leases of the samples after the first.
         """
+        assert lease.epoch == self.residency.epoch, "LightLLM is not reset while it computes"
         pool, request = self.gpu.pool, lease.request
         shared = self._shared_pages(request, lease.pages)
         prompt, rest = split_extents(lease.rest, max(0, shared - lease.node.depth - lease.node.pages))

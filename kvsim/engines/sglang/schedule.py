@@ -54,6 +54,8 @@ class NodeSchedule(Schedule):
         """The one whose prompt is computed in several steps."""
         self._last: NodeStep | None = None
         """The step formed by the last pass, if it formed one."""
+        self._before: NodeStep | None = None
+        """The step that is computed, if another one has been formed meanwhile."""
         self._under_way: NodeStep | None = None
         """The step that runs, or has been formed and will run next."""
         self._leap: NodeStep | None = None
@@ -107,7 +109,7 @@ class NodeSchedule(Schedule):
             step = self._rest()
         self._last = step
         if step is not None:
-            self._under_way = step
+            self._before, self._under_way = self._under_way, step
         return step
 
     def _rest(self) -> NodeStep | None:
@@ -318,6 +320,8 @@ class NodeSchedule(Schedule):
     def ended(self, step: Step, steps: int) -> None:
         done = cast(NodeStep, step)
         self.copies.step_ended()
+        if self._before is done:
+            self._before = None
         if self._under_way is done:
             self._under_way = None
         if self._leap is done:
@@ -386,7 +390,7 @@ class NodeSchedule(Schedule):
             self.drop(job, is_up=False)
         self.running.replace([])
         self.chunked = None
-        self._last = self._under_way = self._leap = None
+        self._last = self._before = self._under_way = self._leap = None
         self.copies.stop()
         self.ratio.reset()
         return jobs
@@ -394,7 +398,7 @@ class NodeSchedule(Schedule):
     def _with_pages(self) -> list[Job]:
         """Return the requests that run, are being computed or are about to leave."""
         jobs = dict.fromkeys([job for job, _ in self.running.answers])
-        for step in (self._last, self._under_way):
+        for step in (self._before, self._last, self._under_way):
             if step is not None:
                 jobs.update(dict.fromkeys([chunk.job for chunk in step.chunks]))
                 jobs.update(dict.fromkeys([job for job, _ in step.answers]))

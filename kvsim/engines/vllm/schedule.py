@@ -114,8 +114,8 @@ class BlockSchedule(Schedule):
         else:
             yield self.env.timeout(0.0)  # requests that arrive at the same moment are seen
         self._was_empty = False
-        is_idle = not (len(self) or self._has_finished or self.running.flight or self.offloads.copies)
-        if is_idle and self.is_draining:
+        is_busy = len(self) or self._has_finished or any(not one.is_empty for one in self.running.flight) or self.offloads.copies
+        if self.is_draining and not is_busy:
             self.frontend.drained()
         if not self._has_work:
             return None

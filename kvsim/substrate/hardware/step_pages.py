@@ -55,7 +55,7 @@ class StepPages:
             self._decoding[lease] = number, slots
             item = self._decode(job, number, slots, work, has_changed=has_changed)
             if is_new and self._begun.get(job) is not lease:
-                item = self._with_sent_pages(item, job.request, slots)
+                item = self._with_sent_pages(item, job.request, slots[: lease.node.depth + lease.node.pages])
             decodes.append(item)
         return decodes
 
@@ -108,7 +108,7 @@ class StepPages:
         )
 
     def _with_sent_pages(self, item: DecodePages, request: Request, slots: np.ndarray) -> DecodePages:
-        """Let the pages of a prompt that another engine has computed be verified."""
+        """Let the pages of a prompt that another engine, or another answer's request, has computed be verified."""
         ids = ids_of(request.runs)[: len(slots)]
         return replace(item, reused_slots=slots[: len(ids)], reused_ids=ids)
 

@@ -48,7 +48,14 @@ class PatientCluster(Cluster):
     """
 
     def __init__(self, built: Cluster) -> None:
-        super().__init__(built.engines, built.router, hand_over=built.hand_over, failures=built.failures, layout=built.layout)
+        super().__init__(
+            built.engines,
+            built.router,
+            hand_over=built.hand_over,
+            failures=built.failures,
+            layout=built.layout,
+            samples=built.samples,
+        )
         self.held: list[Request] = []
         self.movers = list(dict.fromkeys(engine.mover for engine in self.engines))
         for mover in self.movers:

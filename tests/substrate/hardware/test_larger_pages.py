@@ -142,3 +142,12 @@ def test_a_validation_compares_lightllm_s_rules_with_themselves(trace):
     for name in ("simulated", "hardware"):
         run = json.loads(Path(f"run/{name}/result.json").read_text())
         assert run["config"]["rules"]["_target_"].endswith("LightLLMRules") and run["hit_pages"]["cpu"] == 32
+
+
+def test_answers_that_share_a_prompt_verify_its_full_pages_only(tmp_path):
+    """Each answer has a page of its own for the last tokens of the prompt."""
+    requests = make_requests([ask("abcde", output=6)])
+    requests[0].samples = 3
+    requests[0].prompt_tokens = 4 * PAGE_TOKENS + 2
+    real = serve(plan(tmp_path, "rules=lightllm", "rules.cache_output=false", *tiers(30)), requests)
+    assert (real.hardware["wrong_words"], real.hardware["verified_pages"]) == (0, 8)
