@@ -204,9 +204,13 @@ def test_a_client_that_stands_still_notices() -> None:
     ("settings", "problem"),
     [
         ({"url": "localhost:8000"}, "url must be an address such as"),
+        ({"url": "http://127.0.0.1:99999"}, "url must be an address such as"),
+        ({"url": "http://127.0.0.1:port"}, "url must be an address such as"),
+        ({"url": "http://[::1"}, "url must be an address such as"),
         ({"engine": "tgi"}, "engine must be one of auto, vllm, sglang, openai"),
         ({"speed": 0.0}, "speed must be above 0"),
         ({"concurrency": 0}, "concurrency must be at least 1"),
+        ({"concurrency": 4, "speed": 2.0}, "speed has no effect with concurrency"),
         ({"timeout_s": 0.0}, "timeout_s must be above 0"),
         ({"warmup_requests": 1, "reset": False}, "warmup_requests needs reset=true"),
         ({"token_ids": 1}, "token_ids must be"),
