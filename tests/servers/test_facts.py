@@ -112,3 +112,11 @@ def test_a_server_that_wants_a_key_says_so_and_gets_it(monkeypatch: pytest.Monke
         read_facts(ServerSettings(url=url))
     monkeypatch.setenv("KVSIM_API_KEY", "secret")
     assert Http("http://127.0.0.1:1", 5.0)._client.headers["Authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "two words", "secret\n"])
+def test_a_key_that_is_none_is_refused_without_telling_it(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVSIM_API_KEY", key)
+    with pytest.raises(UsageError, match=r"^KVSIM_API_KEY is no key: it has [a-zA-Z ,]*$") as raised:
+        read_facts(ServerSettings(url="http://127.0.0.1:1"))
+    assert key.strip() not in str(raised.value)
