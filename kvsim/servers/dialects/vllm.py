@@ -36,6 +36,7 @@ class Vllm(OpenAI):
     engine = "vllm"
     tells_cached = "start vLLM with --enable-prompt-tokens-details"
     omits_zero = True
+    last_text_may_be_empty = True
 
     def body(self, model: str, prompt: Sequence[int], output_tokens: int) -> dict[str, Any]:
         return super().body(model, prompt, output_tokens) | {"ignore_eos": True}
