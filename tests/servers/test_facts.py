@@ -86,8 +86,10 @@ def test_keys_addresses_and_paths_of_a_server_are_not_kept() -> None:
 @pytest.mark.parametrize(("engine", "table"), [("vllm", vllm.SETTINGS), ("sglang", sglang.SETTINGS)])
 def test_what_is_read_of_a_server_s_settings_is_kept(engine: str, table: frozenset[str]) -> None:
     played = ENGINES[engine]
-    read = {flag.name for flag in played.flags} | {played.cache_flag[0], played.host_flag[0], played.host_bytes} - {""}
-    assert read | set(played.unknown) <= table
+    read = (
+        {flag.name for flag in played.flags} | {one.name for one in played.missing} | {played.cache_flag[0], *played.host_flags}
+    )
+    assert read | ({played.host_bytes} - {""}) <= table
     for names in (measure.STEP_TOKENS, measure.RUNNING, measure.LONGEST):
         assert table & set(names)
     assert measure.JOINS.get(engine, played.cache_flag[0]) in table
