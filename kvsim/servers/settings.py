@@ -20,7 +20,7 @@ class ServerSettings:
     model: str | None = None
     """The name of the model that is to be asked; None: the one that the server has."""
     speed: float = 1.0
-    """Divisor of the trace's times: arrivals, and pauses between the turns of a session."""
+    """Divisor of the trace's times: arrivals, and pauses between the turns of a session. Only 1 with ``concurrency``."""
     concurrency: int | None = None
     """Requests under way at any time, in the order of the trace and without its times; None: they arrive when the trace says."""
     timeout_s: float = 600.0
