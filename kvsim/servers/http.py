@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 KEY = "KVSIM_API_KEY"
 """The environment variable with the key of a server that asks for one."""
+KEY_CHARACTERS = frozenset(map(chr, range(0x21, 0x7F)))
+"""What keys are made of: printable ASCII. A header has room for no other character."""
 ASKED_S = 60.0
 """Longest time that a question other than a request may take: emptying a large cache takes a while."""
 KEPT_S = 2.0
@@ -49,7 +51,7 @@ class Http:
 
     def __init__(self, url: str, timeout_s: float) -> None:
         """``timeout_s`` bounds how long a connection takes to come about; nothing else here is bounded. Raises UsageError without
-        httpx."""
+        httpx, and for a key that none can be."""
         try:
             import httpx
         except ImportError:
@@ -57,7 +59,9 @@ class Http:
         self._errors = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError)
         self._refused = (httpx.ConnectError, httpx.ConnectTimeout)
         self.url = url.rstrip("/").removesuffix("/v1")
-        key = os.environ.get(KEY)
+        key = os.environ.get(KEY, "")
+        if not KEY_CHARACTERS.issuperset(key):
+            raise UsageError(f"{KEY} is no key: it has a space, a line end or a character that is not ASCII")
         self._client: httpx.AsyncClient = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEPT_S),

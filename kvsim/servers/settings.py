@@ -20,7 +20,7 @@ class ServerSettings:
     model: str | None = None
     """The name of the model that is to be asked; None: the one that the server has."""
     speed: float = 1.0
-    """Divisor of the trace's times: arrivals, and pauses between the turns of a session."""
+    """Divisor of the trace's times: arrivals, and pauses between the turns of a session. Only 1 with ``concurrency``."""
     concurrency: int | None = None
     """Requests under way at any time, in the order of the trace and without its times; None: they arrive when the trace says."""
     timeout_s: float = 600.0
@@ -37,8 +37,7 @@ class ServerSettings:
     """A run in which 1 of 100 requests was sent later than this, because of the client, is marked as the client's failure."""
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not _is_address(self.url):
             raise ValueError(f"url must be an address such as http://localhost:8000, not {self.url!r}")
         check_choice("engine", self.engine, ENGINES)
         check_settings(self, Real(above=0), "speed", hint="1 keeps the trace's times")
@@ -48,3 +47,14 @@ class ServerSettings:
         check_settings(self, Whole(2, most=1 << 30), "token_ids")
         if self.warmup_requests and not self.reset:
             raise ValueError("warmup_requests needs reset=true: the cache would begin with the warm-up's pages")
+        if self.concurrency is not None and self.speed != 1:
+            raise ValueError("speed has no effect with concurrency, which sends requests without the trace's times: drop one")
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # which may be no number, or too large
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)

@@ -1,7 +1,7 @@
 """How a server is simulated: the settings of kvsim for what it says of itself, and its requests as they were sent."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import Any
 
@@ -29,6 +29,19 @@ class Flag:
 
 
 @dataclass(frozen=True)
+class Missing:
+    """A flag with an effect that is not simulated, or only if the user says so."""
+
+    name: str
+    applies: Callable[[Any], bool]
+    """Whether a value of the flag has that effect."""
+    line: str
+    """What a user reads then; ``{value}`` stands for the flag's."""
+    key: str = ""
+    """The setting that plays it: with it, there is nothing to say."""
+
+
+@dataclass(frozen=True)
 class Engine:
     """What plays an engine."""
 
@@ -40,10 +53,20 @@ class Engine:
     """The flag that is the size of that tier in bytes, for an engine that does not say it in tokens."""
     cache_flag: tuple[str, bool] = ("", True)
     """The flag that switches the cache off, and its value then."""
-    unknown: Mapping[str, str] = field(default_factory=dict)
-    """By flag that is set, a line on what is not simulated."""
-    host_flag: tuple[str, str] = ("", "")
-    """A flag of what may be a CPU tier, and a line for a server that has it and does not say how large it is."""
+    missing: Sequence[Missing] = ()
+    host_flags: Sequence[str] = ()
+    """The flags of what may be a CPU tier."""
+    host_line: str = ""
+    """What a user reads of a server that has one of them and does not say how large its tier is."""
+
+
+def _is_set(value: Any) -> bool:
+    """Return whether a flag is set; vLLM's metrics write None as a word."""
+    return bool(value) and value != "None"
+
+
+def _above(least: int) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, int) and value > least
 
 
 def _positive(value: Any) -> str | None:
@@ -58,6 +81,7 @@ def _one_of(**words: str) -> Callable[[Any], str | None]:
     return lambda value: words.get(str(value).replace("-", "_"))
 
 
+_sglang_scheduling = _one_of(fcfs="fcfs", lpm="longest_prefix", dfs_weight="dfs_weight")
 ENGINES: Mapping[str, Engine] = {
     "vllm": Engine(
         preset="vllm",
@@ -70,10 +94,30 @@ ENGINES: Mapping[str, Engine] = {
         host_preset="vllm_offload",
         host_bytes="kv_transfer_config.kv_connector_extra_config.cpu_bytes_to_use",
         cache_flag=("cache_config.enable_prefix_caching", False),
-        host_flag=(
-            "kv_transfer_config.kv_connector",
-            "the server has a KV connector: if that offloads to the CPU, set preset=vllm_offload and tiers.cpu.capacity",
+        missing=(
+            Missing(
+                "scheduler_config.policy",
+                lambda value: value == "priority",
+                "the server schedules by priority, but requests are sent without one: they are simulated in the order of arrival",
+            ),
+            Missing(
+                "scheduler_config.enable_chunked_prefill",
+                lambda value: value is False,
+                "the server does not compute prompts in chunks (enable_chunked_prefill), but the simulation does",
+            ),
+            Missing(
+                "parallel_config.pipeline_parallel_size",
+                _above(1),
+                "the server has {value} pipeline stages (pipeline_parallel_size), the simulation has one",
+            ),
+            Missing(
+                "speculative_config.num_speculative_tokens",
+                _above(0),
+                "the server speculates {value} tokens ahead (speculative_config), the simulation does not",
+            ),
         ),
+        host_flags=("kv_transfer_config.kv_connector", "cache_config.kv_offloading_size"),
+        host_line="the server has a KV connector: if that offloads to the CPU, set preset=vllm_offload and tiers.cpu.capacity",
     ),
     "sglang": Engine(
         preset="sglang",
@@ -84,7 +128,7 @@ ENGINES: Mapping[str, Engine] = {
             Flag("enable_mixed_chunk", "rules.mixed_chunk", _switch("true")),
             Flag("max_prefill_tokens", "rules.max_prefill_tokens", _positive),
             Flag("schedule_conservativeness", "rules.schedule_conservativeness"),
-            Flag("schedule_policy", "scheduling", _one_of(fcfs="fcfs", lpm="longest_prefix", dfs_weight="dfs_weight")),
+            Flag("schedule_policy", "scheduling", _sglang_scheduling),
             Flag("tp_size", "hardware.gpus", _positive),
             Flag(
                 "hicache_write_policy",
@@ -96,7 +140,36 @@ ENGINES: Mapping[str, Engine] = {
         ),
         host_preset="sglang_hicache",
         cache_flag=("disable_radix_cache", True),
-        unknown={"hicache_storage_backend": "the server has storage below its host memory: set tiers.disk.capacity"},
+        missing=(
+            Missing(
+                "hicache_storage_backend",
+                _is_set,
+                "the server has storage below its host memory: set tiers.disk.capacity",
+                "tiers.disk.capacity",
+            ),
+            Missing(
+                "schedule_policy",
+                lambda value: _is_set(value) and _sglang_scheduling(value) is None,
+                "the server schedules by {value} (schedule_policy), which is not simulated",
+            ),
+            Missing(
+                "chunked_prefill_size",
+                lambda value: isinstance(value, int) and value < 0,
+                "the server does not compute prompts in chunks (chunked_prefill_size): set rules.chunked_prefill=false",
+                "rules.chunked_prefill",
+            ),
+            Missing("pp_size", _above(1), "the server has {value} pipeline stages (pp_size), the simulation has one"),
+            Missing(
+                "speculative_algorithm",
+                _is_set,
+                "the server speculates ({value}), the simulation does not",
+            ),
+        ),
+        host_flags=("enable_hierarchical_cache",),
+        host_line=(
+            "the server has a hierarchical cache and does not say how large its host memory is: set preset=sglang_hicache and "
+            "tiers.cpu.capacity, or start the server with --enable-metrics"
+        ),
     ),
 }
 
@@ -119,9 +192,7 @@ def overrides_of(facts: ServerFacts, overrides: Sequence[str]) -> tuple[list[str
         if not given(keys, "rules"):
             wanted["preset"] = engine.host_preset if has_host else engine.preset
         wanted |= _of_flags(engine, facts, own_preset, keys)
-        notes += [line for flag, line in engine.unknown.items() if facts.settings.get(flag)]
-        flag, line = engine.host_flag
-        notes += [line] if facts.settings.get(flag) and not has_host else []
+        notes += _not_simulated(engine, facts, own_preset or "", keys)
     if facts.capacity_tokens:
         wanted["tiers.gpu.capacity"] = f"{facts.capacity_tokens}tokens"
     if (host := _host_capacity(engine, facts)) is not None:
@@ -132,6 +203,27 @@ def overrides_of(facts: ServerFacts, overrides: Sequence[str]) -> tuple[list[str
     differing = {key: value for key, value in wanted.items() if key in found and found[key] != value and key != "preset"}
     notes += [f"{key}={found[key]} is simulated, but the server has {value}" for key, value in differing.items()]
     return [f"{key}={value}" for key, value in wanted.items() if not given(keys, key)], notes
+
+
+def _not_simulated(engine: Engine, facts: ServerFacts, preset: str, keys: set[str]) -> list[str]:
+    """Return a line on each thing that the server has and the simulation has not."""
+    others = [one.preset for one in ENGINES.values() if one is not engine]
+    notes = [f"the server is {facts.engine}, but preset={preset} is simulated"] if preset.startswith(tuple(others)) else []
+    for one in engine.missing:
+        value = facts.settings.get(one.name)
+        if one.applies(value) and not (one.key and given(keys, one.key)):
+            notes.append(one.line.format(value=value))
+    return [*notes, engine.host_line] if _may_have_host(engine, facts) and not _has_host(engine, facts, keys) else notes
+
+
+def _may_have_host(engine: Engine, facts: ServerFacts) -> bool:
+    return any(_is_set(facts.settings.get(flag)) for flag in engine.host_flags)
+
+
+def _has_host(engine: Engine, facts: ServerFacts, keys: set[str]) -> bool:
+    """Return whether the size of a server's CPU tier is known, from itself or from the user."""
+    is_given = given(keys, "tiers.cpu.capacity") is not None and _may_have_host(engine, facts)
+    return is_given or _host_capacity(engine, facts) is not None
 
 
 def _host_capacity(engine: Engine | None, facts: ServerFacts) -> str | None:
@@ -149,7 +241,7 @@ def _of_flags(engine: Engine, facts: ServerFacts, preset: str | None, keys: set[
     found = {}
     for flag in engine.flags:
         applies = is_own and not given(keys, "rules") or not flag.key.startswith("rules.")
-        if flag.name in facts.settings and applies and (flag.key != "placement" or facts.host_capacity_tokens):
+        if flag.name in facts.settings and applies and (flag.key != "placement" or _has_host(engine, facts, keys)):
             text = flag.text(facts.settings[flag.name])
             if text is not None:
                 found[flag.key] = text

@@ -9,7 +9,7 @@ from tests.reused_compositions import compositions_are_reused
 from tests.servers.emulated import Emulated, emulated
 
 PROMPT = list(range(2000, 2040))
-CLIENT = httpx.Client(verify=False, trust_env=False)
+CLIENT = httpx.Client(verify=False, trust_env=False, timeout=60.0)
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,14 @@ def test_vllm_tells_cached_tokens_and_the_queue_at_the_end() -> None:
     assert (answer.prompt_tokens, answer.output_tokens, answer.cached_tokens, answer.queued_s) == (31, 4, 16, 0.0025)
 
 
+def test_a_last_token_of_vllm_may_have_no_text() -> None:
+    """Each of its events brings a token, the one that ends the answer, too; usage is what counts them."""
+    answer = Answer(30)
+    assert Vllm().read(chunk("a"), answer) and Vllm().read(chunk("", "length"), answer) and answer.output_tokens == 2
+    assert not Vllm().read(chunk("", "stop"), answer), "an answer that was stopped may end without a token"
+    assert not Vllm().read(closing(usage={"prompt_tokens": 30, "completion_tokens": 3}), answer) and answer.output_tokens == 3
+
+
 def test_a_server_that_says_little_is_read_as_far_as_it_does() -> None:
     answer = Answer(30)
     assert OpenAI().read(chunk("a"), answer) and OpenAI().read(chunk("b", usage=None), answer)

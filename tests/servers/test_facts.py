@@ -4,12 +4,15 @@ import asyncio
 
 import pytest
 
+from kvsim.calibration.server import measure
 from kvsim.errors import UsageError
-from kvsim.servers.dialects import vllm
+from kvsim.servers.dialects import sglang, vllm
 from kvsim.servers.dialects.vllm import Vllm
 from kvsim.servers.http import Http
 from kvsim.servers.play import get_to_know, read_facts
+from kvsim.servers.results import sglang_bench
 from kvsim.servers.settings import ServerSettings
+from kvsim.servers.simulated import ENGINES
 from tests.servers.stub import MODELS, answering
 
 METRICS = """\
@@ -54,6 +57,44 @@ def test_an_older_sglang_is_asked_by_the_older_name() -> None:
     assert "internal_states" not in facts.settings
 
 
+SECRETS = {"api_key": "s3cret", "hf_token": "s3cret", "admin_api_key": "s3cret", "download_dir": "/home/s3cret"}
+
+
+def test_keys_addresses_and_paths_of_a_server_are_not_kept() -> None:
+    nested = {
+        "model_config": SECRETS | {"model": "/home/s3cret", "max_model_len": 100}, "parallel_config": {"master_addr": "s3cret"},
+        "kv_transfer_config": {"kv_connector": "Own", "kv_ip": "s3cret", "kv_connector_extra_config": SECRETS},
+        "instance_id": "s3cret",
+    }  # fmt: skip
+    metrics = METRICS.replace("num_gpu_blocks", 'kv_path="s3cret",num_gpu_blocks')
+    with answering({"/v1/models": MODELS, "/metrics": metrics, "/server_info": {"vllm_config": nested}}) as url:
+        found = read_facts(ServerSettings(url=url)).settings
+    assert found == {
+        "model_config.max_model_len": 100, "kv_transfer_config.kv_connector": "Own", "cache_config.block_size": "16",
+        "cache_config.num_gpu_blocks": "101",
+    }  # fmt: skip
+    models = {"data": [{"id": "m", "owned_by": "sglang"}]}
+    info = SECRETS | {"model_path": "/home/s3cret", "tp_size": 2, "host": "s3cret", "hicache_size": {"s3cret": 1}}
+    with answering({"/v1/models": models, "/server_info": info}) as url:
+        assert read_facts(ServerSettings(url=url)).settings == {"tp_size": 2}
+    bench = sglang_bench.facts({"server_info": info})
+    assert bench is not None and bench.settings == {"tp_size": 2} and bench.model == "s3cret"
+    named = sglang_bench.facts({"server_info": {"model_path": "meta/llama"}})
+    assert named is not None and named.model == "meta/llama", "the name of a model, not a path"
+
+
+@pytest.mark.parametrize(("engine", "table"), [("vllm", vllm.SETTINGS), ("sglang", sglang.SETTINGS)])
+def test_what_is_read_of_a_server_s_settings_is_kept(engine: str, table: frozenset[str]) -> None:
+    played = ENGINES[engine]
+    read = (
+        {flag.name for flag in played.flags} | {one.name for one in played.missing} | {played.cache_flag[0], *played.host_flags}
+    )
+    assert read | ({played.host_bytes} - {""}) <= table
+    for names in (measure.STEP_TOKENS, measure.RUNNING, measure.LONGEST):
+        assert table & set(names)
+    assert measure.JOINS.get(engine, played.cache_flag[0]) in table
+
+
 def test_pages_that_are_no_metrics_say_nothing() -> None:
     with answering({"/v1/models": MODELS, "/metrics": "<html>welcome</html>", "/version": "0.1"}) as url:
         facts = read_facts(ServerSettings(url=url))
@@ -73,3 +114,11 @@ def test_a_server_that_wants_a_key_says_so_and_gets_it(monkeypatch: pytest.Monke
         read_facts(ServerSettings(url=url))
     monkeypatch.setenv("KVSIM_API_KEY", "secret")
     assert Http("http://127.0.0.1:1", 5.0)._client.headers["Authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "two words", "secret\n"])
+def test_a_key_that_is_none_is_refused_without_telling_it(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVSIM_API_KEY", key)
+    with pytest.raises(UsageError, match=r"^KVSIM_API_KEY is no key: it has [a-zA-Z ,]*$") as raised:
+        read_facts(ServerSettings(url="http://127.0.0.1:1"))
+    assert key.strip() not in str(raised.value)

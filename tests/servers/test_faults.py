@@ -92,23 +92,23 @@ def test_an_event_that_is_none_fails_its_request(dialect: str, overrides: tuple[
 
 def test_a_request_that_is_never_answered_times_out() -> None:
     with emulated(VLLM, speed=300.0, faults=Faults(silent=frozenset({1}))) as server:
-        run = play(server, timeout_s=1.0)
-    check_kept(run, 1, "no complete answer within 1 s")
+        run = play(server, timeout_s=4.0)
+    check_kept(run, 1, "no complete answer within 4 s")
 
 
 @pytest.mark.parametrize("concurrency", [1, None], ids=["closed loop", "by time"])
 def test_a_server_that_dies_ends_the_run(concurrency: int | None) -> None:
-    """What follows a request that has failed is not waited for until it would be due, in an hour."""
+    """What follows a request that has failed, and what arrives later, is not waited for until it would be due, in an hour."""
     first, second, third, fourth, fifth = requests_of()
-    late = [
+    requests = [
         first,
-        second,
-        replace(third, arrival_s=0.1),
-        replace(fourth, arrival_s=1.0),
-        replace(fifth, after=2, arrival_s=3700.0, delay_s=3600.0),
+        replace(second, after=0),
+        replace(third, after=1),
+        replace(fourth, after=2, delay_s=0.5),
+        replace(fifth, after=2, delay_s=3600.0),
+        *[replace(first, index=number, arrival_s=3700.0) for number in (5, 6)],
     ]
     with emulated(VLLM, speed=300.0, faults=Faults(dies_after=2)) as server:
-        requests = late if concurrency is None else [*late, *[replace(first, index=number) for number in (5, 6)]]
         run = play(server, requests, concurrency=concurrency)
     assert run.errors[:2] == [None, None] and run.errors[2] is not None and "the connection broke" in run.errors[2]
     assert all(error is not None for error in run.errors[2:])
@@ -204,9 +204,13 @@ def test_a_client_that_stands_still_notices() -> None:
     ("settings", "problem"),
     [
         ({"url": "localhost:8000"}, "url must be an address such as"),
+        ({"url": "http://127.0.0.1:99999"}, "url must be an address such as"),
+        ({"url": "http://127.0.0.1:port"}, "url must be an address such as"),
+        ({"url": "http://[::1"}, "url must be an address such as"),
         ({"engine": "tgi"}, "engine must be one of auto, vllm, sglang, openai"),
         ({"speed": 0.0}, "speed must be above 0"),
         ({"concurrency": 0}, "concurrency must be at least 1"),
+        ({"concurrency": 4, "speed": 2.0}, "speed has no effect with concurrency"),
         ({"timeout_s": 0.0}, "timeout_s must be above 0"),
         ({"warmup_requests": 1, "reset": False}, "warmup_requests needs reset=true"),
         ({"token_ids": 1}, "token_ids must be"),

@@ -162,11 +162,12 @@ def test_a_run_begins_with_an_empty_cache() -> None:
 def test_times_are_those_of_the_server() -> None:
     """At real speed, the client sees what the simulation says, a little later."""
     with emulated(VLLM) as server:
-        requests = requests_of(server.plan.page_tokens, words=("abcd", "pqrs"), gap_s=0.1)
+        short = requests_of(server.plan.page_tokens, words=("abcd", "pqrs"), gap_s=0.1)
+        requests = [replace(one, output_tokens=100 + one.index) for one in short]
         run = play_server(requests, server.plan.page_tokens, ServerSettings(url=server.url))
         outcome = simulated(server, requests)
     ttft_s = run.first_token_s - run.sent_s
-    assert (ttft_s >= outcome.ttft_s).all() and (ttft_s < outcome.ttft_s + 1.0).all()
+    assert (ttft_s >= outcome.ttft_s).all() and (ttft_s < outcome.ttft_s + 10.0).all()
     assert (run.end_s - run.sent_s >= outcome.e2e_s).all() and all(len(gaps) for gaps in run.token_gaps_s)
     assert run.sent_s[1] >= run.due_s[1] == pytest.approx(0.1)
     np.testing.assert_allclose(run.first_token_s + [gaps.sum() for gaps in run.token_gaps_s], run.end_s)
@@ -220,10 +221,12 @@ def test_what_a_server_does_not_say_is_noted() -> None:
 
 def test_time_in_the_queue_is_told() -> None:
     """Each request has room only when the one before it has ended."""
-    with emulated(("preset=vllm", "tiers.gpu.capacity=12pages"), speed=0.2) as server:
+    with emulated(("preset=vllm", "tiers.gpu.capacity=12pages"), speed=0.1) as server:
         requests = requests_of(server.plan.page_tokens, words=("abcdefgh", "pqrstuvw", "mnopqrst"))
         run = play_server(requests, server.plan.page_tokens, ServerSettings(url=server.url))
-    assert (np.diff(np.sort(run.queued_s)) > 0.1).all(), "an answer takes 0.4 s"
+        outcome = simulated(server, requests)
+    np.testing.assert_allclose(np.sort(run.queued_s), np.sort(outcome.columns["queue_s"]) / 0.1, atol=1e-6)
+    assert run.queued_s.max() > 0, "an answer takes 0.8 s"
     assert (run.sent_s + run.queued_s < run.first_token_s).all()
 
 

@@ -65,9 +65,78 @@ def test_a_server_without_a_cache_is_refused(engine: str, settings: dict[str, An
         overrides_of(facts(engine, settings), [])
 
 
-def test_what_is_not_simulated_is_noted() -> None:
-    _, notes = overrides_of(facts("vllm", {"kv_transfer_config.kv_connector": "OffloadingConnector"}), [])
-    assert notes == ["the server has a KV connector: if that offloads to the CPU, set preset=vllm_offload and tiers.cpu.capacity"]
+@pytest.mark.parametrize(
+    ("engine", "settings", "note"),
+    [
+        (
+            "vllm",
+            {"kv_transfer_config.kv_connector": "OffloadingConnector"},
+            "the server has a KV connector: if that offloads to",
+        ),
+        ("vllm", {"cache_config.kv_offloading_size": "16.0"}, "the server has a KV connector: if that offloads to the CPU, set"),
+        ("vllm", {"scheduler_config.policy": "priority"}, "the server schedules by priority, but requests are sent without one"),
+        ("vllm", {"scheduler_config.enable_chunked_prefill": False}, "the server does not compute prompts in chunks"),
+        ("vllm", {"parallel_config.pipeline_parallel_size": 2}, "the server has 2 pipeline stages"),
+        ("vllm", {"speculative_config.num_speculative_tokens": 3}, "the server speculates 3 tokens ahead"),
+        ("sglang", {"schedule_policy": "lof"}, "the server schedules by lof (schedule_policy), which is not simulated"),
+        ("sglang", {"schedule_policy": "random"}, "the server schedules by random (schedule_policy), which is not simulated"),
+        (
+            "sglang",
+            {"chunked_prefill_size": -1},
+            "the server does not compute prompts in chunks (chunked_prefill_size): set rules",
+        ),
+        ("sglang", {"pp_size": 4}, "the server has 4 pipeline stages"),
+        ("sglang", {"speculative_algorithm": "EAGLE"}, "the server speculates (EAGLE), the simulation does not"),
+        ("sglang", {"hicache_storage_backend": "file"}, "the server has storage below its host memory: set tiers.disk.capacity"),
+        (
+            "sglang",
+            {"enable_hierarchical_cache": True},
+            "the server has a hierarchical cache and does not say how large its host",
+        ),
+    ],
+)
+def test_what_is_not_simulated_is_noted(engine: str, settings: dict[str, Any], note: str) -> None:
+    _, (found,) = overrides_of(facts(engine, settings), [])
+    assert found.startswith(note)
+
+
+@pytest.mark.parametrize(
+    ("engine", "settings"),
+    [
+        (
+            "vllm",
+            {
+                "cache_config.kv_offloading_size": "None", "scheduler_config.policy": "fcfs",
+                "scheduler_config.enable_chunked_prefill": True, "parallel_config.pipeline_parallel_size": 1,
+                "kv_transfer_config.kv_connector": None, "speculative_config.num_speculative_tokens": None,
+            },
+        ),
+        (
+            "sglang",
+            {
+                "schedule_policy": "fcfs", "chunked_prefill_size": 8192, "pp_size": 1, "speculative_algorithm": None,
+                "hicache_storage_backend": None, "enable_hierarchical_cache": False, "hicache_write_policy": "write_through",
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_a_server_with_its_defaults_needs_no_note(engine: str, settings: dict[str, Any]) -> None:
+    assert overrides_of(facts(engine, settings), [])[1] == []
+
+
+def test_a_host_tier_whose_size_the_user_sets_is_simulated_with_the_server_s_policy() -> None:
+    flags = {"enable_hierarchical_cache": True, "hicache_write_policy": "write_back", "hicache_storage_backend": "file"}
+    own = ["preset=sglang_hicache", "tiers.cpu.capacity=20GiB"]
+    found, notes = overrides_of(facts("sglang", flags), [*own, "tiers.disk.capacity=1TiB"])
+    assert "placement=write_back" in found and notes == []
+
+
+def test_a_preset_of_another_engine_is_noted() -> None:
+    assert overrides_of(facts("vllm", {}), ["preset=sglang_hicache"])[1] == [
+        "the server is vllm, but preset=sglang_hicache is simulated"
+    ]
+    assert overrides_of(facts("sglang", {}), ["preset=sglang_hicache"])[1] == []
+    assert overrides_of(facts("sglang", {}), ["preset=marconi"])[1] == [], "one of no engine"
 
 
 def test_vllm_with_cpu_offloading_is_played_by_its_preset_for_it() -> None:

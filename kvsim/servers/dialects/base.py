@@ -1,7 +1,7 @@
 """The contract of dialects: how an engine is asked, and how its answers are read."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,6 +21,11 @@ class Known:
     """The most tokens of a prompt and its answer together."""
     engines: int = 1
     """Copies of the model behind this address, each with a cache of its own (data parallelism)."""
+
+
+def kept(flags: Mapping[str, object], names: Collection[str]) -> dict[str, object]:
+    """Return the flags of these names that are numbers or words. The others may be keys, addresses and paths of the server."""
+    return {name: value for name, value in flags.items() if name in names and not isinstance(value, dict | list)}
 
 
 class Dialect(ABC):

@@ -1,7 +1,7 @@
 """OpenAI's completions, as any server speaks them: prompts of token ids, streamed answers, usage at the end."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -54,6 +54,8 @@ class OpenAI(Dialect):
     engine = "openai"
     path = "/v1/completions"
     tells_cached = "it must send usage.prompt_tokens_details.cached_tokens"
+    last_text_may_be_empty: ClassVar[bool] = False
+    """Whether an event that ends an answer at its length brings a token even without text."""
 
     def body(self, model: str, prompt: Sequence[int], output_tokens: int) -> dict[str, Any]:
         return {
@@ -73,10 +75,15 @@ class OpenAI(Dialect):
             _read_usage(chunk.usage, answer)
         if chunk.metrics is not None and chunk.metrics.queue_time_ms is not None:
             answer.queued_s = chunk.metrics.queue_time_ms / 1000
-        brings = any(choice.text or choice.finish_reason is None for choice in chunk.choices)
+        brings = any(self._brings(choice) for choice in chunk.choices)
         if brings and chunk.usage is None:
             answer.output_tokens += 1
         return brings
+
+    def _brings(self, choice: Choice) -> bool:
+        """Return whether an event brings a token, which may be a part of a character and have no text of its own yet."""
+        is_at_length = choice.finish_reason == "length"
+        return bool(choice.text) or choice.finish_reason is None or (is_at_length and self.last_text_may_be_empty)
 
     async def know(self, http: Http) -> Known:
         cards = await model_cards(http)

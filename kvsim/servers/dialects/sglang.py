@@ -9,10 +9,20 @@ from kvsim.errors import UsageError
 from kvsim.results.observed import ServerFacts
 from kvsim.servers.answer import Answer, Failed
 from kvsim.servers.counters import read_samples
-from kvsim.servers.dialects.base import Dialect, Known
+from kvsim.servers.dialects.base import Dialect, Known, kept
 from kvsim.servers.dialects.openai import longest, model_cards
 from kvsim.servers.http import Http, message_of
 
+SETTINGS = frozenset({
+    "version", "dtype", "kv_cache_dtype", "quantization", "context_length", "page_size", "mem_fraction_static",
+    "max_total_num_tokens", "max_total_tokens", "tp_size", "dp_size", "pp_size",
+    "chunked_prefill_size", "max_prefill_tokens", "max_running_requests", "enable_mixed_chunk", "disable_overlap_schedule",
+    "disable_radix_cache", "radix_eviction_policy", "schedule_conservativeness", "schedule_policy", "stream_interval",
+    "speculative_algorithm", "speculative_num_draft_tokens",
+    "enable_hierarchical_cache", "hicache_io_backend", "hicache_mem_layout", "hicache_ratio", "hicache_size",
+    "hicache_storage_backend", "hicache_storage_prefetch_policy", "hicache_write_policy",
+})  # fmt: skip
+"""The flags that are kept: what is read of them, and what a reader of a run wants to know."""
 TIERS = ("device", "host", "storage")
 WAITS_S = 30
 """How long a flush waits for running requests, such as the warm-up's last."""
@@ -81,7 +91,7 @@ class Sglang(Dialect):
             page_tokens=_whole(flags, "page_size"),
             capacity_tokens=_whole(flags, "max_total_num_tokens"),
             host_capacity_tokens=int(host[0]) if host and host[0] else None,
-            settings={name: value for name, value in flags.items() if not isinstance(value, dict | list)},
+            settings=kept(flags, SETTINGS),
         )
         return Known(facts, names, longest(cards), engines=_whole(flags, "dp_size") or 1)
 

@@ -7,10 +7,24 @@ from typing import Any
 from kvsim.errors import UsageError
 from kvsim.results.observed import ServerFacts
 from kvsim.servers.counters import read_samples
-from kvsim.servers.dialects.base import Known
+from kvsim.servers.dialects.base import Known, kept
 from kvsim.servers.dialects.openai import OpenAI, longest, model_cards
 from kvsim.servers.http import Http
 
+SETTINGS = frozenset({
+    "model_config.dtype", "model_config.max_model_len", "model_config.quantization",
+    "cache_config.block_size", "cache_config.cache_dtype", "cache_config.enable_prefix_caching",
+    "cache_config.gpu_memory_utilization", "cache_config.kv_cache_size_tokens", "cache_config.kv_offloading_backend",
+    "cache_config.kv_offloading_size", "cache_config.num_gpu_blocks", "cache_config.num_gpu_blocks_override",
+    "cache_config.prefix_caching_hash_algo",
+    "parallel_config.data_parallel_size", "parallel_config.pipeline_parallel_size", "parallel_config.tensor_parallel_size",
+    "scheduler_config.async_scheduling", "scheduler_config.enable_chunked_prefill",
+    "scheduler_config.long_prefill_token_threshold", "scheduler_config.max_num_batched_tokens", "scheduler_config.max_num_seqs",
+    "scheduler_config.policy", "scheduler_config.stream_interval",
+    "speculative_config.method", "speculative_config.num_speculative_tokens",
+    "kv_transfer_config.kv_connector", "kv_transfer_config.kv_connector_extra_config.cpu_bytes_to_use",
+})  # fmt: skip
+"""The settings that are kept: what is read of them, and what a reader of a run wants to know."""
 UNDER_WAY = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 LOOKS, LOOK_S = 10, 0.2
 """How often, and how many seconds apart, the server is asked whether requests are under way."""
@@ -22,6 +36,7 @@ class Vllm(OpenAI):
     engine = "vllm"
     tells_cached = "start vLLM with --enable-prompt-tokens-details"
     omits_zero = True
+    last_text_may_be_empty = True
 
     def body(self, model: str, prompt: Sequence[int], output_tokens: int) -> dict[str, Any]:
         return super().body(model, prompt, output_tokens) | {"ignore_eos": True}
@@ -41,7 +56,7 @@ class Vllm(OpenAI):
             model=names[0] if names else None,
             page_tokens=size,
             capacity_tokens=None if size is None or blocks is None else (blocks - 1) * size,  # one block is vLLM's own
-            settings=flags | {f"cache_config.{name}": value for name, value in labels.items()},
+            settings=kept(flags | {f"cache_config.{name}": value for name, value in labels.items()}, SETTINGS),
         )
         return Known(facts, names, longest(cards), engines=max(1, len(caches)))
 

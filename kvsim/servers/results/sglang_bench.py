@@ -5,7 +5,7 @@ not say when requests were sent.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
@@ -13,6 +13,8 @@ import msgspec
 from kvsim.core.request import Request
 from kvsim.errors import UsageError
 from kvsim.results.observed import ObservedRun, ServerFacts
+from kvsim.servers.dialects.base import kept
+from kvsim.servers.dialects.sglang import SETTINGS
 from kvsim.servers.results.rows import Row, observed
 
 MEDIA = ("device", "host", "storage")
@@ -43,11 +45,17 @@ def facts(document: Mapping[str, Any]) -> ServerFacts | None:
     return ServerFacts(
         engine="sglang",
         version=str(flags["version"]) if "version" in flags else None,
-        model=str(flags["model_path"]) if "model_path" in flags else None,
+        model=_model(flags),
         page_tokens=sizes["page_size"],
         capacity_tokens=sizes["max_total_num_tokens"],
-        settings={name: value for name, value in flags.items() if not isinstance(value, dict | list)},
+        settings=kept(flags, SETTINGS),
     )
+
+
+def _model(flags: Mapping[str, Any]) -> str | None:
+    """Return the name of a server's model; of one that is a folder, the name of that, without where it lies."""
+    name = flags.get("served_model_name") or flags.get("model_path")
+    return str(PurePath(name).name if PurePath(name).is_absolute() else name) if isinstance(name, str) else None
 
 
 def read(path: Path, documents: Sequence[Mapping[str, Any]], requests: Sequence[Request]) -> list[ObservedRun]:
