@@ -148,14 +148,18 @@ def validate(plan: Plan, source: Source, command_line: str) -> RunRecord:
     was_served = np.logical_or.reduce([succeeded(run) for run in real])
     own = replace(trace, requests=only(played, was_served.tolist()))
     results = run_plans(plan, SIMULATED, simulations(plan, len(real)), command_line, own)
+    given, untold = replays(plan, sent, real)
     runs = Compared(
         real=real,
-        given=replays(plan, sent, real),
+        given=given,
         simulated=[among_all(as_observed(result.outcome, SIMULATED), was_served) for result in results],
         skipped=warmup_requests(plan.warmup, len(sent)),
     )
-    notes = [f"{line[:1].upper()}{line[1:]}." for line in source.notes] + [note] * bool(note) + [own.note] * bool(own.note)
+    check_compared(runs)
+    notes = [f"{line[:1].upper()}{line[1:]}." for line in source.notes] + [line for line in (note, own.note, untold) if line]
     record = described(plan, runs, source.facts or real[0].facts, results[0].record, notes, command_line)
+    if not record["checks"]:
+        raise UsageError("the runs say neither what requests found nor when first tokens came: there is nothing to compare")
     write_validation(plan.output, record, render_server(record))
     show(plan, record, is_recorded=source.server is None)
     return record
@@ -185,11 +189,28 @@ def play(plan: Plan, settings: ServerSettings, requests: Sequence[Request]) -> l
     return runs
 
 
-def replays(plan: Plan, sent: list[Request], real: Sequence[ObservedRun]) -> list[ObservedRun]:
-    """Return a replay of each real run, in its order of admission; none if the server does not tell what requests found."""
+def replays(plan: Plan, sent: list[Request], real: Sequence[ObservedRun]) -> tuple[list[ObservedRun], str]:
+    """Return a replay of each real run, in its order of admission, and a line on requests of which that is not known.
+
+    None is replayed if the server does not tell what requests found, or of some run no admission is known.
+    """
     if not all(map(tells_hits, real)):
-        return []
-    return [as_observed(replay_observed(plan, sent, moments_of(run)), "replayed") for run in real]
+        return [], ""
+    moments = [moments_of(run) for run in real]
+    untold = [succeeded(run) & np.isnan(one.admitted_s) for run, one in zip(real, moments, strict=True)]
+    if any((one == succeeded(run)).all() for run, one in zip(real, untold, strict=True)):
+        return [], "Nothing is replayed in the server's order: a run has neither times in the queue nor first tokens."
+    given = [as_observed(replay_observed(plan, sent, one), "replayed") for one in moments]
+    numbers = [int(one.sum()) for one in untold]
+    left_out = f"Not replayed, without a time in the queue and a first token: {', '.join(map(str, numbers))}."
+    return given, left_out if any(numbers) else ""
+
+
+def check_compared(runs: Compared) -> None:
+    """Raise UsageError if there is no request to compare."""
+    if not runs.counted(*runs.real, *runs.simulated).any():
+        after = f" after the warm-up of {runs.skipped} requests" if runs.skipped else ""
+        raise UsageError(f"no request succeeded in all runs and simulations{after}: there is nothing to compare")
 
 
 def described(

@@ -3,14 +3,19 @@
 import gzip
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvsim.cli import main
 from kvsim.commands.completion import complete
 from kvsim.emulation.apis.base import ApiSettings
+from kvsim.results.observed import ServerFacts
+from kvsim.results.observed_file import write_observed
+from tests.report.servers.observed_runs import observed
 from tests.reused_compositions import compositions_are_reused
 from tests.servers.emulated import Faults, emulated
 
@@ -25,6 +30,12 @@ SERVERS = {
     "sglang": ["preset=sglang", "page_tokens=8", "tiers.gpu.capacity=256tokens"],
 }
 """Caches that are too small for all prompts."""
+HITS = [0, 32, 64, 0, 64, 32, 0, 64, 64, 64]
+"""What requests find that come one at a time: 16 tokens for each letter that a prompt shares with the beginning of an earlier
+one."""
+FACTS = ServerFacts(engine="vllm", page_tokens=16, capacity_tokens=4096)
+UNKNOWN = np.full(10, np.nan)
+LENGTHS = np.array([16 * len(word) + 5 for word in PROMPTS])
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -45,6 +56,13 @@ def trace(folder: Path) -> None:
         for number, word in enumerate(PROMPTS)
     ]
     (folder / "trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
+
+
+def saved(name: str, cached: list[int] | None = HITS, **changes: Any) -> str:
+    """Save a run against vLLM, its requests one after the other, and return the name of its file."""
+    run = observed(cached, requests=10, output=4, token_s=0.01, ttft_s=[0.1] * 10)
+    write_observed(Path(name), replace(run, **{"facts": FACTS, "prompt_tokens": LENGTHS, **changes}))
+    return name
 
 
 def validate(*words: str) -> int:
@@ -189,14 +207,12 @@ def test_help_and_completion_know_the_settings(capsys: pytest.CaptureFixture[str
 
 
 def test_a_file_of_sglang_s_client_says_what_is_simulated() -> None:
-    """Requests one at a time: 16 tokens are cached for each letter that a prompt shares with the beginning of an earlier one."""
     flags = {"page_size": 16, "max_total_num_tokens": 4096, "version": "0.5.23", "disable_overlap_schedule": True}
     lengths = [16 * len(word) + 5 for word in PROMPTS]
-    hits = [0, 32, 64, 0, 64, 32, 0, 64, 64, 64]
     document = {
         "backend": "sglang", "dataset_name": "mooncake", "completed": 10, "server_info": flags, "input_lens": lengths,
-        "output_lens": [4] * 10, "ttfts": [0.01] * 10, "itls": [[0.005] * 3] * 10, "errors": [""] * 10, "cached_tokens": hits,
-        "cached_tokens_details": [{"device": hit, "host": 0} for hit in hits],
+        "output_lens": [4] * 10, "ttfts": [0.01] * 10, "itls": [[0.005] * 3] * 10, "errors": [""] * 10, "cached_tokens": HITS,
+        "cached_tokens_details": [{"device": hit, "host": 0} for hit in HITS],
     }  # fmt: skip
     Path("bench.jsonl").write_text(json.dumps(document) + "\n" + json.dumps(document))
     assert validate("results=bench.jsonl", "output=out", *WIDE) == 0
@@ -204,3 +220,32 @@ def test_a_file_of_sglang_s_client_says_what_is_simulated() -> None:
     assert found["choices"]["preset"] == "sglang" and found["config"]["rules"]["loop"] == "plain"
     assert found["config"]["page_tokens"] == 16 and len(found["runs"]) == 2
     assert found["given_order"]["differing"] == [0, 0] and found["simulated_order"]["between_real"] == 0
+
+
+def test_what_nobody_knows_the_order_of_is_not_replayed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert validate(f"results={saved('1.jsonl.gz', first_token_s=UNKNOWN)}", "output=out") == 0
+    assert record("out")["given_order"] is None and [check["name"] for check in record("out")["checks"]] == ["hit_rate"]
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Nothing is replayed in the server's order: a run has neither times in the queue nor first tokens." in shown
+    first_s = np.where(np.arange(10) == 3, np.nan, np.arange(10) + 0.1)
+    assert validate(f"results={saved('2.jsonl.gz', first_token_s=first_s)}", "output=again", *WIDE) in (0, 1)
+    assert "Not replayed, without a time in the queue and a first token: 1." in " ".join(capsys.readouterr().out.split())
+    assert record("again")["given_order"]["compared"] == [9]
+
+
+@pytest.mark.parametrize(
+    ("cached", "words", "problem"),
+    [
+        (HITS, ["warmup=0.9"], "no request succeeded in all runs and simulations after the warm-up of 9 requests"),
+        (None, [], "the runs say neither what requests found nor when first tokens came: there is nothing to compare"),
+    ],
+)
+def test_runs_of_which_nothing_can_be_compared_are_an_error(
+    cached: list[int] | None, words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    errors = [None] * 9 + ["refused"]
+    name = saved("1.jsonl.gz", cached, first_token_s=UNKNOWN, errors=errors)
+    assert validate(f"results={name}", "output=out", *words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"kvsim: {problem}") and error.count("\n") == 1
+    assert not Path("out/validate.json").exists()

@@ -127,7 +127,7 @@ def statistic(values: npt.NDArray[np.float64], name: str) -> float | None:
 def throughput(run: ObservedRun, mask: Mask) -> dict[str, float | None]:
     """Return requests and output tokens per second, from the first request sent to the last end."""
     ended = mask & ~np.isnan(run.end_s)
-    span_s = float(run.end_s[ended].max() - run.sent_s[ended].min()) if ended.any() else 0.0
+    span_s = float(run.end_s[ended].max() - np.fmin.reduce(run.sent_s[ended])) if ended.any() else 0.0
     if not span_s > 0:
         return {"requests": None, "output_tokens": None}
     return {"requests": int(ended.sum()) / span_s, "output_tokens": float(run.output_tokens[ended].sum()) / span_s}

@@ -61,22 +61,23 @@ def score(runs: Compared, tolerances: Tolerances) -> Score:
         "times": times(runs, everywhere),
     }
     checks = _checks(record, tolerances)
-    return record | {"checks": checks, "holds": all(check["holds"] for check in checks)}
+    return record | {"checks": checks, "holds": bool(checks) and all(check["holds"] for check in checks)}
 
 
 # --- hits ----------------------------------------------------------------------------------------------------------------
 
 
 def given_order(runs: Compared) -> Score | None:
-    """Return how many requests found something else than in a replay of the real order, run by run; None without hits."""
-    if not runs.given:
-        return None
-    pairs = list(zip(runs.given, runs.real, strict=True))
+    """Return how many requests found something else than in a replay of the real order, run by run; None without hits, or if
+    nothing of a run can be compared."""
+    pairs = list(zip(runs.given, runs.real, strict=True)) if runs.given else []
     masks = [runs.counted(*pair) for pair in pairs]
+    if not pairs or not all(mask.any() for mask in masks):
+        return None
     differing = [differences(*pair, mask) for pair, mask in zip(pairs, masks, strict=True)]
     rates = [[hit_rate(run, mask) or 0.0 for run in pair] for pair, mask in zip(pairs, masks, strict=True)]
     compared = [int(mask.sum()) for mask in masks]
-    same = [1 - len(some) / number if number else 1.0 for some, number in zip(differing, compared, strict=True)]
+    same = [1 - len(some) / number for some, number in zip(differing, compared, strict=True)]
     return {
         "compared": compared,
         "differing": [len(some) for some in differing],

@@ -1,5 +1,6 @@
 """Scores of runs with four requests: numbers small enough to check by hand."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -172,3 +173,17 @@ def test_a_run_of_some_requests_is_compared_with_runs_of_all() -> None:
     assert some.sent_s[2] == 1 and np.isnan(some.sent_s[1]) and some.tier_tokens["device"].tolist() == [0, 0, 50, 0]
     record = scored([observed([0, 9, 50, 9], failed=[1, 3])], [some])
     assert record["compared"] == 2 and record["simulated_order"]["differing"] == 0
+
+
+def test_nothing_holds_where_nothing_is_compared() -> None:
+    record = scored(REAL[:2], [REAL[0]], [REAL[0], observed([0, 50, 50, 0], failed=range(4))])
+    assert record["given_order"] is None and "identical, server's order" not in checks(record)
+    bare = scored([observed(None, ttft_s=[np.nan] * 4)], [observed(None)], [])
+    assert not bare["checks"] and not bare["holds"]
+
+
+def test_a_request_of_which_nobody_knows_when_it_was_sent_is_in_no_picture_over_time() -> None:
+    run = replace(REAL[0], sent_s=np.array([0.0, 1.0, np.nan, 3.0]))
+    rates = series(Compared(real=[run], given=[], simulated=[REAL[0]]))["hits_over_time"]
+    assert rates["edges_s"][-1] == 3 and rates["real"][~np.isnan(rates["real"])].tolist() == [0, 0.5, 0]
+    assert scored([run], [REAL[0]])["times"]["requests_per_s"]["means"][1] == pytest.approx(4 / 6)
