@@ -20,7 +20,7 @@ from kvsim.plans.build import AGAINST_SERVER, build_run
 from kvsim.plans.construct import construct
 from kvsim.plans.plan import Plan
 from kvsim.report.folder import prepare_folder
-from kvsim.report.servers.measures import preempted, succeeded, tells_hits
+from kvsim.report.servers.measures import preempted, succeeded, tells_hits, tokens_by_medium
 from kvsim.report.servers.page import print_server, render_server
 from kvsim.report.servers.scores import Compared, score
 from kvsim.report.servers.seen import REJECTED, among_all, as_observed, moments_of
@@ -156,7 +156,8 @@ def validate(plan: Plan, source: Source, command_line: str) -> RunRecord:
         skipped=warmup_requests(plan.warmup, len(sent)),
     )
     check_compared(runs)
-    notes = [f"{line[:1].upper()}{line[1:]}." for line in source.notes] + [line for line in (note, own.note, untold) if line]
+    notes = [f"{line[:1].upper()}{line[1:]}." for line in source.notes]
+    notes += [line for line in (note, own.note, untold, counters_note(runs)) if line]
     record = described(plan, runs, source.facts or real[0].facts, results[0].record, notes, command_line)
     if not record["checks"]:
         raise UsageError("the runs say neither what requests found nor when first tokens came: there is nothing to compare")
@@ -204,6 +205,15 @@ def replays(plan: Plan, sent: list[Request], real: Sequence[ObservedRun]) -> tup
     numbers = [int(one.sum()) for one in untold]
     left_out = f"Not replayed, without a time in the queue and a first token: {', '.join(map(str, numbers))}."
     return given, left_out if any(numbers) else ""
+
+
+def counters_note(runs: Compared) -> str:
+    """Return a line on what counters measure that does not leave out the warm-up; empty if there is nothing of the kind."""
+    counted = [not run.tier_tokens and tokens_by_medium(run, succeeded(run)) for run in runs.real]
+    if not runs.skipped or not any(counted):
+        return ""
+    what = "Cached tokens by medium are" if all(map(tells_hits, runs.real)) else "Hit rates and cached tokens by medium are"
+    return f"{what} of whole runs, with the warm-up: they are the server's counters."
 
 
 def check_compared(runs: Compared) -> None:

@@ -257,3 +257,11 @@ def test_runs_of_which_nothing_can_be_compared_are_an_error(
     error = capsys.readouterr().err
     assert error.startswith(f"kvsim: {problem}") and error.count("\n") == 1
     assert not Path("out/validate.json").exists()
+
+
+def test_counters_do_not_leave_out_the_warm_up(capsys: pytest.CaptureFixture[str]) -> None:
+    name = saved("1.jsonl.gz", counters={"vllm:prefix_cache_hits_total": 384.0})
+    assert validate(f"results={name}", "warmup=0.5", "output=out", *WIDE) == 0
+    assert record("out")["media"]["device"]["means"] == [384, 384]
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Cached tokens by medium are of whole runs, with the warm-up: they are the server's counters." in shown

@@ -187,3 +187,14 @@ def test_a_request_of_which_nobody_knows_when_it_was_sent_is_in_no_picture_over_
     rates = series(Compared(real=[run], given=[], simulated=[REAL[0]]))["hits_over_time"]
     assert rates["edges_s"][-1] == 3 and rates["real"][~np.isnan(rates["real"])].tolist() == [0, 0.5, 0]
     assert scored([run], [REAL[0]])["times"]["requests_per_s"]["means"][1] == pytest.approx(4 / 6)
+
+
+def test_counters_are_compared_with_whole_simulations() -> None:
+    counters = {"vllm:prefix_cache_hits_total": 100.0}
+    simulated = observed([0, 50, 50, 0], tiers={"device": [0, 50, 50, 0]})
+    told = scored([observed([0, 50, 50, 0], counters=counters)], [simulated], skipped=2)
+    assert told["media"]["device"]["means"] == [100, 100] and told["simulated_order"]["hit_rate"]["means"] == [0.25, 0.25]
+    untold = scored([observed(None, counters=counters)], [simulated], [], skipped=3)
+    assert untold["media"]["device"]["means"] == [100, 100] and untold["simulated_order"]["hit_rate"]["means"] == [0.25, 0.25]
+    by_request = scored([observed([0, 50, 50, 0], tiers={"device": [0, 50, 50, 0]})], [simulated], skipped=2)
+    assert by_request["media"]["device"]["means"] == [50, 50]
