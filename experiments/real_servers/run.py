@@ -112,10 +112,21 @@ def page(found: Sequence[Compared]) -> list[str]:
         "",
         "Cached prompt tokens. *In its order*: requests replayed in the order in which the server admitted them; how many find",
         "other cached tokens than the server said, run by run. *Real to real*: how many requests differ between two runs of the",
-        "server, and the spread of their hit rates.",
+        "server, and the spread of their hit rates. *Preemptions*: of the server, run by run; in its order, requests are replayed as",
+        "if there were none.",
         "",
         *markdown(
-            ("pool", "workload", "requests", "server", "in its order: differ", "simulated", "points", "real to real"),
+            (
+                "pool",
+                "workload",
+                "requests",
+                "server",
+                "in its order: differ",
+                "simulated",
+                "points",
+                "real to real",
+                "preemptions",
+            ),
             [hit_row(one) for one in found],
         ),
         "",
@@ -150,6 +161,7 @@ def hit_row(one: Compared) -> tuple[str, ...]:
         f"{rate['means'][0]:.2%}",
         f"{points_of(rate):+.2f}",
         "one run" if between is None else f"{between:.1f} requests, {100 * rate['spread']:.2f} points",
+        ", ".join(str(run["preemptions"]) for run in record["runs"]),
     )
 
 

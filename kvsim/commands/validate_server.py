@@ -20,7 +20,7 @@ from kvsim.plans.build import AGAINST_SERVER, build_run
 from kvsim.plans.construct import construct
 from kvsim.plans.plan import Plan
 from kvsim.report.folder import prepare_folder
-from kvsim.report.servers.measures import preempted, succeeded, tells_hits, tokens_by_medium
+from kvsim.report.servers.measures import preemptions, succeeded, tells_hits, tokens_by_medium
 from kvsim.report.servers.page import print_server, render_server
 from kvsim.report.servers.scores import Compared, score
 from kvsim.report.servers.seen import REJECTED, among_all, as_observed, moments_of
@@ -250,7 +250,7 @@ def _about(run: ObservedRun) -> dict[str, Any]:
         "source": run.source,
         "client": run.client,
         "failed": failed,
-        "preempted": preempted(run),
+        "preemptions": preemptions(run),
         "late_s": run.late_s(),
         "notes": [*(f"{note[:1].upper()}{note[1:]}." for note in run.notes), *reasons],
     }

@@ -44,7 +44,7 @@ they count a request that waits for room anew in each pass."""
 
 
 PREEMPTIONS = ("vllm:num_preemptions", "sglang:num_retracted_requests")
-"""Counters of requests that had to give their memory back."""
+"""Counters of how often requests had to give their memory back."""
 
 
 def _counted(name: str) -> str:
@@ -52,8 +52,8 @@ def _counted(name: str) -> str:
     return name.partition("{")[0].removesuffix("_total")
 
 
-def preempted(run: ObservedRun) -> int:
-    """Return how many requests of a run the server says it preempted."""
+def preemptions(run: ObservedRun) -> int:
+    """Return how often requests of a run were preempted, as the server says; a request can be more than once."""
     return int(sum(rise for name, rise in run.counters.items() if _counted(name) in PREEMPTIONS))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.report.servers.measures import hit_rate, preempted, succeeded, times_s, tokens_by_medium
+from kvsim.report.servers.measures import hit_rate, preemptions, succeeded, times_s, tokens_by_medium
 from kvsim.report.servers.scores import Compared, score
 from kvsim.report.servers.seen import among_all
 from kvsim.report.servers.series import series
@@ -126,8 +126,8 @@ def test_media_are_read_from_the_counters_of_either_engine(counters: dict[str, f
 
 def test_preemptions_are_read_from_the_counters() -> None:
     counters = {'vllm:num_preemptions_total{engine="0"}': 3.0, "vllm:num_requests": 5.0}
-    assert preempted(observed(None, counters=counters)) == 3 and preempted(observed(None)) == 0
-    assert preempted(observed(None, counters={"sglang:num_retracted_requests_total": 2.0})) == 2
+    assert preemptions(observed(None, counters=counters)) == 3 and preemptions(observed(None)) == 0
+    assert preemptions(observed(None, counters={"sglang:num_retracted_requests_total": 2.0})) == 2
 
 
 def test_times_are_those_of_the_servers_clients() -> None:
