@@ -112,8 +112,8 @@ def page(found: Sequence[Compared]) -> list[str]:
         "",
         "Cached prompt tokens. *In its order*: requests replayed in the order in which the server admitted them; how many find",
         "other cached tokens than the server said, run by run. *Real to real*: how many requests differ between two runs of the",
-        "server, and the spread of their hit rates. *Preemptions*: of the server, run by run; in its order, requests are replayed as",
-        "if there were none.",
+        "server, and the spread of their hit rates. *Preemptions*: of the server, run by run; in its order, requests are",
+        "replayed as if there were none.",
         "",
         *markdown(
             (

@@ -104,6 +104,8 @@ def source_of(words: Sequence[str]) -> Source:
         if key := given(keys_of(words), "validate.runs"):
             raise UsageError(f"{key} has no effect with results: leave it out")
         files = result_files([Path(str(name)) for name in ([names] if isinstance(names, str) else names)])
+        if twice := [file for file in files if [other.resolve() for other in files].count(file.resolve()) > 1]:
+            raise UsageError(f"results: {twice[0]} is named twice: name each file once")
         return Source(None, files, facts_of(files[0]))
     if not isinstance(node, dict) or node.get("url") is None:
         raise UsageError("server.url is missing: set server=URL, such as server=http://localhost:8000, or results=FILE")
@@ -144,6 +146,7 @@ def validate(plan: Plan, source: Source, command_line: str) -> RunRecord:
     for number, run in enumerate(real, 1):
         if not succeeded(run).any():
             raise UsageError(f"run {number} ({run.source}): {run.failures()}")
+    check_alike(real)
     played, note = as_played(sent, real[0])
     was_served = np.logical_or.reduce([succeeded(run) for run in real])
     own = replace(trace, requests=only(played, was_served.tolist()))
@@ -205,6 +208,32 @@ def replays(plan: Plan, sent: list[Request], real: Sequence[ObservedRun]) -> tup
     numbers = [int(one.sum()) for one in untold]
     left_out = f"Not replayed, without a time in the queue and a first token: {', '.join(map(str, numbers))}."
     return given, left_out if any(numbers) else ""
+
+
+def check_alike(real: Sequence[ObservedRun]) -> None:
+    """Raise UsageError if runs, as far as they tell, are of servers that are simulated differently, or of different loads."""
+    first = real[0]
+    for number, run in enumerate(real[1:], 2):
+        pairs = [(_load(first), _load(run))] if run.client == first.client else []
+        if first.facts is not None and run.facts is not None:
+            pairs.append((_server(first.facts), _server(run.facts)))
+        for one, other in pairs:
+            for key in {**one, **other}:
+                if one.get(key) != other.get(key):
+                    raise UsageError(
+                        f"results: {key} is {one.get(key)} in the first run, but {other.get(key)} in run {number}: compare runs "
+                        "of one server and load"
+                    )
+
+
+def _load(run: ObservedRun) -> dict[str, Any]:
+    return {"server.speed": run.speed, "server.concurrency": run.concurrency}
+
+
+def _server(facts: ServerFacts) -> dict[str, Any]:
+    """Return what of a server is simulated."""
+    found, _ = overrides_of(facts, ())
+    return {"engine": facts.engine, **dict(line.split("=", 1) for line in found)}
 
 
 def counters_note(runs: Compared) -> str:

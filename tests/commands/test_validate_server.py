@@ -265,3 +265,27 @@ def test_counters_do_not_leave_out_the_warm_up(capsys: pytest.CaptureFixture[str
     assert record("out")["media"]["device"]["means"] == [384, 384]
     shown = " ".join(capsys.readouterr().out.split())
     assert "Cached tokens by medium are of whole runs, with the warm-up: they are the server's counters." in shown
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"facts": replace(FACTS, engine="sglang")}, "engine is vllm in the first run, but sglang in run 2"),
+        ({"facts": replace(FACTS, capacity_tokens=2048)}, "tiers.gpu.capacity is 4096tokens in the first run, but 2048tokens in"),
+        ({"facts": replace(FACTS, page_tokens=32)}, "page_tokens is 16 in the first run, but 32 in run 2"),
+        ({"speed": 2.0}, "server.speed is 1.0 in the first run, but 2.0 in run 2: compare runs of one server and load"),
+        ({"concurrency": 4}, "server.concurrency is None in the first run, but 4 in run 2"),
+    ],
+)
+def test_runs_of_different_servers_or_loads_are_not_mixed(
+    changes: dict[str, Any], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert validate(f"results={saved('1.jsonl.gz')},{saved('2.jsonl.gz', **changes)}", "output=out") == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"kvsim: results: {problem}") and error.count("\n") == 1
+    assert not Path("out").exists()
+
+
+def test_a_file_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert validate(f"results={saved('1.jsonl.gz')},../{Path.cwd().name}/1.jsonl.gz", "output=out") == 2
+    assert capsys.readouterr().err == "kvsim: results: 1.jsonl.gz is named twice: name each file once\n"
