@@ -147,11 +147,12 @@ def validate(plan: Plan, source: Source, command_line: str) -> RunRecord:
         if not succeeded(run).any():
             raise UsageError(f"run {number} ({run.source}): {run.failures()}")
     check_alike(real)
-    played, note = as_played(sent, real[0])
+    answered, other_answers = as_answered(trace.requests, real[0])
+    played, note = as_played(as_sent(answered, plan.page_tokens), real[0])
     was_served = np.logical_or.reduce([succeeded(run) for run in real])
     own = replace(trace, requests=only(played, was_served.tolist()))
     results = run_plans(plan, SIMULATED, simulations(plan, len(real)), command_line, own)
-    given, untold = replays(plan, sent, real)
+    given, untold = replays(plan, trace.requests, real)
     runs = Compared(
         real=real,
         given=given,
@@ -160,13 +161,29 @@ def validate(plan: Plan, source: Source, command_line: str) -> RunRecord:
     )
     check_compared(runs)
     notes = [f"{line[:1].upper()}{line[1:]}." for line in source.notes]
-    notes += [line for line in (note, own.note, untold, counters_note(runs)) if line]
+    notes += [line for line in (note, other_answers, own.note, untold, counters_note(runs)) if line]
     record = described(plan, runs, source.facts or real[0].facts, results[0].record, notes, command_line)
     if not record["checks"]:
         raise UsageError("the runs say neither what requests found nor when first tokens came: there is nothing to compare")
     write_validation(plan.output, record, render_server(record))
     show(plan, record, is_recorded=source.server is None)
     return record
+
+
+def as_answered(requests: Sequence[Request], run: ObservedRun) -> tuple[list[Request], str]:
+    """Return requests with answers as long as in a run, and a line if these are not the trace's.
+
+    Where the run has failed, or says nothing of an answer, the trace's length stays.
+    """
+    expected = np.array([request.output_tokens for request in requests], dtype=np.int64)
+    lengths = np.where(succeeded(run) & (run.output_tokens > 0), run.output_tokens, expected)
+    different = np.abs(lengths - np.maximum(expected, 1)) * (lengths != expected)
+    if not different.any():
+        return list(requests), ""
+    number, most = np.count_nonzero(different), different.max()
+    note = f"{number} answers are not as long as in the trace, by up to {most} tokens: simulated as long as in the first run."
+    pairs = zip(requests, lengths.tolist(), strict=True)
+    return [replace(request, output_tokens=tokens) for request, tokens in pairs], note
 
 
 def check_requests(plan: Plan, sent: list[Request]) -> None:
@@ -193,7 +210,7 @@ def play(plan: Plan, settings: ServerSettings, requests: Sequence[Request]) -> l
     return runs
 
 
-def replays(plan: Plan, sent: list[Request], real: Sequence[ObservedRun]) -> tuple[list[ObservedRun], str]:
+def replays(plan: Plan, requests: Sequence[Request], real: Sequence[ObservedRun]) -> tuple[list[ObservedRun], str]:
     """Return a replay of each real run, in its order of admission, and a line on requests of which that is not known.
 
     None is replayed if the server does not tell what requests found, or of some run no admission is known.
@@ -204,7 +221,8 @@ def replays(plan: Plan, sent: list[Request], real: Sequence[ObservedRun]) -> tup
     untold = [succeeded(run) & np.isnan(one.admitted_s) for run, one in zip(real, moments, strict=True)]
     if any((one == succeeded(run)).all() for run, one in zip(real, untold, strict=True)):
         return [], "Nothing is replayed in the server's order: a run has neither times in the queue nor first tokens."
-    given = [as_observed(replay_observed(plan, sent, one), "replayed") for one in moments]
+    answered = [as_sent(as_answered(requests, run)[0], plan.page_tokens) for run in real]
+    given = [as_observed(replay_observed(plan, *pair), "replayed") for pair in zip(answered, moments, strict=True)]
     numbers = [int(one.sum()) for one in untold]
     left_out = f"Not replayed, without a time in the queue and a first token: {', '.join(map(str, numbers))}."
     return given, left_out if any(numbers) else ""

@@ -289,3 +289,15 @@ def test_runs_of_different_servers_or_loads_are_not_mixed(
 def test_a_file_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert validate(f"results={saved('1.jsonl.gz')},../{Path.cwd().name}/1.jsonl.gz", "output=out") == 2
     assert capsys.readouterr().err == "kvsim: results: 1.jsonl.gz is named twice: name each file once\n"
+
+
+def test_answers_that_are_not_as_long_as_in_the_trace_are_simulated_as_they_were(capsys: pytest.CaptureFixture[str]) -> None:
+    lengths = np.array([4, 2, 4, 90, 4, 4, 4, 4, 4, 4])
+    assert validate(f"results={saved('1.jsonl.gz', output_tokens=lengths)}", "output=out", *WIDE) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "2 answers are not as long as in the trace, by up to 86 tokens: simulated as long as in the first run." in shown
+    simulated, real = record("out")["times"]["output_tokens_per_s"]["means"]
+    requests_s = record("out")["times"]["requests_per_s"]["means"]
+    assert simulated / requests_s[0] == pytest.approx(12.4) == real / requests_s[1]
+    assert validate(f"results={saved('2.jsonl.gz')}", "output=same", *WIDE) == 0
+    assert "answers" not in capsys.readouterr().out
