@@ -28,11 +28,8 @@ from workloads import conversations, read_rows, workloads
 from kvsim.report.study import CONVERSATION, Claim, markdown, opening, option_parser, write_figure, write_page
 
 HERE = Path(__file__).resolve().parent
-POOLS = {
-    "1x": ("1x", ("preset=vllm",)),
-    "offload": ("0.5x and 16 GiB on the host", ("preset=vllm_offload", "tiers.cpu.capacity=16GiB")),
-}
-"""By folder of runs: what the pool is called, and what is not in what the server says of itself."""
+POOLS = {"1x": "1x", "offload": "0.5x and 16 GiB on the host"}
+"""By folder of runs: what the pool is called."""
 ON_GPU = ("1x",)
 MOST_DIFFERING, MOST_POINTS = 0.02, 0.3
 TIMES = {
@@ -62,9 +59,9 @@ def groups() -> Iterator[tuple[str, str, list[Path]]]:
 def compare(pool: str, workload: str, files: Sequence[Path], traces: dict[str, Sequence[str]], folder: Path) -> Compared:
     """Compare the runs of a group. Raises SystemExit if kvsim cannot."""
     results = f"results={','.join(map(str, files))}"
-    machine = ("--config-dir", str(HERE), "hardware=h200_vllm")
+    machine = ("--config-dir", str(HERE), "hardware=h200_vllm", "model=llama3_8b")
     output = folder / pool / workload
-    words = [*machine, results, *POOLS[pool][1], *traces[workload], f"output={output}"]
+    words = [*machine, results, *traces[workload], f"output={output}"]
     done = subprocess.run([sys.executable, "-m", "kvsim", "validate", *words], capture_output=True, text=True, check=False)
     if not (output / "validate.json").exists():
         raise SystemExit(done.stderr)
@@ -115,10 +112,21 @@ def page(found: Sequence[Compared]) -> list[str]:
         "",
         "Cached prompt tokens. *In its order*: requests replayed in the order in which the server admitted them; how many find",
         "other cached tokens than the server said, run by run. *Real to real*: how many requests differ between two runs of the",
-        "server, and the spread of their hit rates.",
+        "server, and the spread of their hit rates. *Preemptions*: of the server, run by run; in its order, requests are",
+        "replayed as if there were none.",
         "",
         *markdown(
-            ("pool", "workload", "requests", "server", "in its order: differ", "simulated", "points", "real to real"),
+            (
+                "pool",
+                "workload",
+                "requests",
+                "server",
+                "in its order: differ",
+                "simulated",
+                "points",
+                "real to real",
+                "preemptions",
+            ),
             [hit_row(one) for one in found],
         ),
         "",
@@ -145,7 +153,7 @@ def hit_row(one: Compared) -> tuple[str, ...]:
     given, simulated = record["given_order"], record["simulated_order"]
     rate, between = simulated["hit_rate"], given["between_real"]
     return (
-        POOLS[one.pool][0],
+        POOLS[one.pool],
         one.workload,
         f"{record['compared']:,}",
         f"{rate['means'][1]:.2%}",
@@ -153,6 +161,7 @@ def hit_row(one: Compared) -> tuple[str, ...]:
         f"{rate['means'][0]:.2%}",
         f"{points_of(rate):+.2f}",
         "one run" if between is None else f"{between:.1f} requests, {100 * rate['spread']:.2f} points",
+        ", ".join(str(run["preemptions"]) for run in record["runs"]),
     )
 
 
@@ -160,7 +169,7 @@ def tier_rows(one: Compared) -> Iterator[tuple[str, ...]]:
     for medium, pair in one.record["media"].items():
         if any(pair["means"]):
             yield (
-                POOLS[one.pool][0],
+                POOLS[one.pool],
                 one.workload,
                 medium,
                 f"{pair['means'][1]:,.0f}",
@@ -172,7 +181,7 @@ def tier_rows(one: Compared) -> Iterator[tuple[str, ...]]:
 def time_row(one: Compared) -> tuple[str, ...]:
     times = one.record["times"]
     cells = [f"{times[name]['error']:+.1%} ({spread(times[name])})" for name in (*TIMES, "requests_per_s")]
-    return POOLS[one.pool][0], one.workload, *cells
+    return POOLS[one.pool], one.workload, *cells
 
 
 def spread(pair: dict[str, Any]) -> str:
@@ -185,7 +194,7 @@ def picture(found: Sequence[Compared]) -> go.Figure:
     figure = go.Figure()
     for one in found:
         simulated, real = ([1000 * x for x in series] for series in one.record["requests_ttft_s"][:2])
-        label = f"{POOLS[one.pool][0]}, {one.workload}"
+        label = f"{POOLS[one.pool]}, {one.workload}"
         figure.add_scatter(x=real, y=simulated, mode="markers", name=label, marker={"size": 5})
     figure.add_scatter(x=[20, 30_000], y=[20, 30_000], mode="lines", name="equal", line={"color": "grey", "width": 1})
     figure.update_xaxes(type="log", title="TTFT of the server, ms")

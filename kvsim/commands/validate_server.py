@@ -20,7 +20,7 @@ from kvsim.plans.build import AGAINST_SERVER, build_run
 from kvsim.plans.construct import construct
 from kvsim.plans.plan import Plan
 from kvsim.report.folder import prepare_folder
-from kvsim.report.servers.measures import preempted, succeeded, tells_hits
+from kvsim.report.servers.measures import preemptions, succeeded, tells_hits, tokens_by_medium
 from kvsim.report.servers.page import print_server, render_server
 from kvsim.report.servers.scores import Compared, score
 from kvsim.report.servers.seen import REJECTED, among_all, as_observed, moments_of
@@ -104,6 +104,8 @@ def source_of(words: Sequence[str]) -> Source:
         if key := given(keys_of(words), "validate.runs"):
             raise UsageError(f"{key} has no effect with results: leave it out")
         files = result_files([Path(str(name)) for name in ([names] if isinstance(names, str) else names)])
+        if twice := [file for file in files if [other.resolve() for other in files].count(file.resolve()) > 1]:
+            raise UsageError(f"results: {twice[0]} is named twice: name each file once")
         return Source(None, files, facts_of(files[0]))
     if not isinstance(node, dict) or node.get("url") is None:
         raise UsageError("server.url is missing: set server=URL, such as server=http://localhost:8000, or results=FILE")
@@ -144,21 +146,44 @@ def validate(plan: Plan, source: Source, command_line: str) -> RunRecord:
     for number, run in enumerate(real, 1):
         if not succeeded(run).any():
             raise UsageError(f"run {number} ({run.source}): {run.failures()}")
-    played, note = as_played(sent, real[0])
+    check_alike(real)
+    answered, other_answers = as_answered(trace.requests, real[0])
+    played, note = as_played(as_sent(answered, plan.page_tokens), real[0])
     was_served = np.logical_or.reduce([succeeded(run) for run in real])
     own = replace(trace, requests=only(played, was_served.tolist()))
     results = run_plans(plan, SIMULATED, simulations(plan, len(real)), command_line, own)
+    given, untold = replays(plan, trace.requests, real)
     runs = Compared(
         real=real,
-        given=replays(plan, sent, real),
+        given=given,
         simulated=[among_all(as_observed(result.outcome, SIMULATED), was_served) for result in results],
         skipped=warmup_requests(plan.warmup, len(sent)),
     )
-    notes = [f"{line[:1].upper()}{line[1:]}." for line in source.notes] + [note] * bool(note) + [own.note] * bool(own.note)
+    check_compared(runs)
+    notes = [f"{line[:1].upper()}{line[1:]}." for line in source.notes]
+    notes += [line for line in (note, other_answers, own.note, untold, counters_note(runs)) if line]
     record = described(plan, runs, source.facts or real[0].facts, results[0].record, notes, command_line)
+    if not record["checks"]:
+        raise UsageError("the runs say neither what requests found nor when first tokens came: there is nothing to compare")
     write_validation(plan.output, record, render_server(record))
     show(plan, record, is_recorded=source.server is None)
     return record
+
+
+def as_answered(requests: Sequence[Request], run: ObservedRun) -> tuple[list[Request], str]:
+    """Return requests with answers as long as in a run, and a line if these are not the trace's.
+
+    Where the run has failed, or says nothing of an answer, the trace's length stays.
+    """
+    expected = np.array([request.output_tokens for request in requests], dtype=np.int64)
+    lengths = np.where(succeeded(run) & (run.output_tokens > 0), run.output_tokens, expected)
+    different = np.abs(lengths - np.maximum(expected, 1)) * (lengths != expected)
+    if not different.any():
+        return list(requests), ""
+    number, most = np.count_nonzero(different), different.max()
+    note = f"{number} answers are not as long as in the trace, by up to {most} tokens: simulated as long as in the first run."
+    pairs = zip(requests, lengths.tolist(), strict=True)
+    return [replace(request, output_tokens=tokens) for request, tokens in pairs], note
 
 
 def check_requests(plan: Plan, sent: list[Request]) -> None:
@@ -185,11 +210,64 @@ def play(plan: Plan, settings: ServerSettings, requests: Sequence[Request]) -> l
     return runs
 
 
-def replays(plan: Plan, sent: list[Request], real: Sequence[ObservedRun]) -> list[ObservedRun]:
-    """Return a replay of each real run, in its order of admission; none if the server does not tell what requests found."""
+def replays(plan: Plan, requests: Sequence[Request], real: Sequence[ObservedRun]) -> tuple[list[ObservedRun], str]:
+    """Return a replay of each real run, in its order of admission, and a line on requests of which that is not known.
+
+    None is replayed if the server does not tell what requests found, or of some run no admission is known.
+    """
     if not all(map(tells_hits, real)):
-        return []
-    return [as_observed(replay_observed(plan, sent, moments_of(run)), "replayed") for run in real]
+        return [], ""
+    moments = [moments_of(run) for run in real]
+    untold = [succeeded(run) & np.isnan(one.admitted_s) for run, one in zip(real, moments, strict=True)]
+    if any((one == succeeded(run)).all() for run, one in zip(real, untold, strict=True)):
+        return [], "Nothing is replayed in the server's order: a run has neither times in the queue nor first tokens."
+    answered = [as_sent(as_answered(requests, run)[0], plan.page_tokens) for run in real]
+    given = [as_observed(replay_observed(plan, *pair), "replayed") for pair in zip(answered, moments, strict=True)]
+    numbers = [int(one.sum()) for one in untold]
+    left_out = f"Not replayed, without a time in the queue and a first token: {', '.join(map(str, numbers))}."
+    return given, left_out if any(numbers) else ""
+
+
+def check_alike(real: Sequence[ObservedRun]) -> None:
+    """Raise UsageError if runs, as far as they tell, are of servers that are simulated differently, or of different loads."""
+    first = real[0]
+    for number, run in enumerate(real[1:], 2):
+        pairs = [(_load(first), _load(run))] if run.client == first.client else []
+        if first.facts is not None and run.facts is not None:
+            pairs.append((_server(first.facts), _server(run.facts)))
+        for one, other in pairs:
+            for key in {**one, **other}:
+                if one.get(key) != other.get(key):
+                    raise UsageError(
+                        f"results: {key} is {one.get(key)} in the first run, but {other.get(key)} in run {number}: compare runs "
+                        "of one server and load"
+                    )
+
+
+def _load(run: ObservedRun) -> dict[str, Any]:
+    return {"server.speed": run.speed, "server.concurrency": run.concurrency}
+
+
+def _server(facts: ServerFacts) -> dict[str, Any]:
+    """Return what of a server is simulated."""
+    found, _ = overrides_of(facts, ())
+    return {"engine": facts.engine, **dict(line.split("=", 1) for line in found)}
+
+
+def counters_note(runs: Compared) -> str:
+    """Return a line on what counters measure that does not leave out the warm-up; empty if there is nothing of the kind."""
+    counted = [not run.tier_tokens and tokens_by_medium(run, succeeded(run)) for run in runs.real]
+    if not runs.skipped or not any(counted):
+        return ""
+    what = "Cached tokens by medium are" if all(map(tells_hits, runs.real)) else "Hit rates and cached tokens by medium are"
+    return f"{what} of whole runs, with the warm-up: they are the server's counters."
+
+
+def check_compared(runs: Compared) -> None:
+    """Raise UsageError if there is no request to compare."""
+    if not runs.counted(*runs.real, *runs.simulated).any():
+        after = f" after the warm-up of {runs.skipped} requests" if runs.skipped else ""
+        raise UsageError(f"no request succeeded in all runs and simulations{after}: there is nothing to compare")
 
 
 def described(
@@ -219,7 +297,7 @@ def _about(run: ObservedRun) -> dict[str, Any]:
         "source": run.source,
         "client": run.client,
         "failed": failed,
-        "preempted": preempted(run),
+        "preemptions": preemptions(run),
         "late_s": run.late_s(),
         "notes": [*(f"{note[:1].upper()}{note[1:]}." for note in run.notes), *reasons],
     }

@@ -156,7 +156,7 @@ def check_search(plan: Plan, keys: set[str]) -> None:
 def _check_hardware(plan: Plan, command: str, keys: set[str]) -> None:
     """Raise UsageError for ``hardware`` set on a replay in which no policy reads it, and for a validation without it."""
     if command == "validate":
-        _check_machine(keys, "the file that kvsim calibrate wrote for this machine")
+        _check_named(keys, "hardware", "the file that kvsim calibrate wrote for this machine")
     is_read = command != "replay" or plan.reads_hardware
     of_memory = OF_MEMORY if plan.gpu_memory is not None else ()
     if (key := given(keys - {*of_memory}, "hardware")) and not is_read:
@@ -168,15 +168,16 @@ def _check_hardware(plan: Plan, command: str, keys: set[str]) -> None:
     _check_ranks(plan, keys)
 
 
-def _check_machine(keys: set[str], what: str) -> None:
-    """Raise UsageError for a validation on a machine that is not named."""
-    if not given(keys, "hardware"):
-        raise UsageError(f"hardware: set hardware=NAME, {what}")
+def _check_named(keys: set[str], name: str, what: str) -> None:
+    """Raise UsageError unless a file of a group is chosen: a setting of it, which may be the server's own, names none."""
+    if name not in keys:
+        raise UsageError(f"{name}: set {name}=NAME, {what}")
 
 
 def check_against_server(plan: Plan, keys: set[str]) -> None:
     """Raise UsageError for a validation against a server that says too little, or with settings without effect."""
-    _check_machine(keys, "the machine that the server runs on")
+    _check_named(keys, "hardware", "the machine that the server runs on")
+    _check_named(keys, "model", "the model that the server serves")
     if not given(keys, "tiers.gpu.capacity"):
         raise UsageError(
             "tiers.gpu.capacity: the server does not say how much memory it has for KV: set it, such as 300000tokens"

@@ -44,7 +44,7 @@ they count a request that waits for room anew in each pass."""
 
 
 PREEMPTIONS = ("vllm:num_preemptions", "sglang:num_retracted_requests")
-"""Counters of requests that had to give their memory back."""
+"""Counters of how often requests had to give their memory back."""
 
 
 def _counted(name: str) -> str:
@@ -52,8 +52,8 @@ def _counted(name: str) -> str:
     return name.partition("{")[0].removesuffix("_total")
 
 
-def preempted(run: ObservedRun) -> int:
-    """Return how many requests of a run the server says it preempted."""
+def preemptions(run: ObservedRun) -> int:
+    """Return how often requests of a run were preempted, as the server says; a request can be more than once."""
     return int(sum(rise for name, rise in run.counters.items() if _counted(name) in PREEMPTIONS))
 
 
@@ -127,7 +127,7 @@ def statistic(values: npt.NDArray[np.float64], name: str) -> float | None:
 def throughput(run: ObservedRun, mask: Mask) -> dict[str, float | None]:
     """Return requests and output tokens per second, from the first request sent to the last end."""
     ended = mask & ~np.isnan(run.end_s)
-    span_s = float(run.end_s[ended].max() - run.sent_s[ended].min()) if ended.any() else 0.0
+    span_s = float(run.end_s[ended].max() - np.fmin.reduce(run.sent_s[ended])) if ended.any() else 0.0
     if not span_s > 0:
         return {"requests": None, "output_tokens": None}
     return {"requests": int(ended.sum()) / span_s, "output_tokens": float(run.output_tokens[ended].sum()) / span_s}

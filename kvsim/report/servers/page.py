@@ -47,10 +47,10 @@ def lines(record: RunRecord) -> list[str]:
         f"Compared: {count(record['compared'])}." if record["compared"] < record["requests"] else "",
     ]
     notes = dict.fromkeys(note for run in runs for note in run["notes"])
-    preempted = [run["preempted"] for run in runs]
-    if any(preempted):
-        many = ", ".join(map(count, preempted))
-        notes[f"Requests that the server preempted: {many}. In its order they are replayed as if it had not."] = None
+    preemptions = [run["preemptions"] for run in runs]
+    if any(preemptions):
+        many = ", ".join(map(count, preemptions))
+        notes[f"Preemptions: {many}. In the server's order, requests are replayed as if there were none."] = None
     return [" ".join(filter(None, (first, *left_out))), *record["notes"], *notes, hit_definition(record["config"])]
 
 

@@ -61,22 +61,23 @@ def score(runs: Compared, tolerances: Tolerances) -> Score:
         "times": times(runs, everywhere),
     }
     checks = _checks(record, tolerances)
-    return record | {"checks": checks, "holds": all(check["holds"] for check in checks)}
+    return record | {"checks": checks, "holds": bool(checks) and all(check["holds"] for check in checks)}
 
 
 # --- hits ----------------------------------------------------------------------------------------------------------------
 
 
 def given_order(runs: Compared) -> Score | None:
-    """Return how many requests found something else than in a replay of the real order, run by run; None without hits."""
-    if not runs.given:
-        return None
-    pairs = list(zip(runs.given, runs.real, strict=True))
+    """Return how many requests found something else than in a replay of the real order, run by run; None without hits, or if
+    nothing of a run can be compared."""
+    pairs = list(zip(runs.given, runs.real, strict=True)) if runs.given else []
     masks = [runs.counted(*pair) for pair in pairs]
+    if not pairs or not all(mask.any() for mask in masks):
+        return None
     differing = [differences(*pair, mask) for pair, mask in zip(pairs, masks, strict=True)]
     rates = [[hit_rate(run, mask) or 0.0 for run in pair] for pair, mask in zip(pairs, masks, strict=True)]
     compared = [int(mask.sum()) for mask in masks]
-    same = [1 - len(some) / number if number else 1.0 for some, number in zip(differing, compared, strict=True)]
+    same = [1 - len(some) / number for some, number in zip(differing, compared, strict=True)]
     return {
         "compared": compared,
         "differing": [len(some) for some in differing],
@@ -88,13 +89,17 @@ def given_order(runs: Compared) -> Score | None:
 
 
 def simulated_order(runs: Compared, mask: Mask) -> Score | None:
-    """Return how hits of the simulation differ from those of the real runs; None if the server tells none."""
-    rates = [[hit_rate(run, mask) for run in some] for some in (runs.simulated, runs.real)]
+    """Return how hits of the simulation differ from those of the real runs; None if the server tells none.
+
+    Counters are of whole runs: where a real run has nothing else, whole runs are compared.
+    """
+    is_told = all(map(tells_hits, runs.real))
+    rates = [[hit_rate(run, mask if is_told else succeeded(run)) for run in some] for some in (runs.simulated, runs.real)]
     known = [[rate for rate in some if rate is not None] for some in rates]
     if len(known[1]) < len(runs.real):
         return None
     differing = None
-    if all(map(tells_hits, runs.real)):
+    if is_told:
         counts = [len(differences(one, other, runs.counted(one, other))) for one in runs.simulated for other in runs.real]
         differing = mean(counts)
     return {"differing": differing, "hit_rate": _pair(*known), "between_real": between_real(runs)}
@@ -115,8 +120,11 @@ def differences(one: ObservedRun, other: ObservedRun, mask: Mask) -> list[int]:
 
 
 def by_medium(runs: Compared, mask: Mask) -> dict[str, Score]:
-    """Return cached tokens by medium, of those that both sides tell of."""
-    totals = [[tokens_by_medium(run, mask) for run in some] for some in (runs.simulated, runs.real)]
+    """Return cached tokens by medium, of those that both sides tell of; of whole runs if a real one has only counters."""
+    is_told = all(run.tier_tokens for run in runs.real)
+    totals = [
+        [tokens_by_medium(run, mask if is_told else succeeded(run)) for run in some] for some in (runs.simulated, runs.real)
+    ]
     if not all(totals[1]):
         return {}
     media = dict.fromkeys(medium for some in totals for one in some for medium, tokens in one.items() if tokens)

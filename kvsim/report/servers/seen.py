@@ -89,12 +89,15 @@ def moments_of(run: ObservedRun) -> Moments:
     """Return when what happened to the requests that succeeded, as far as it is known.
 
     Without a time in the queue, a request counts as admitted when its first token came: its order is then known, but not that
-    other requests were looked up while its prompt was computed. Without the time of each token, they came evenly.
+    other requests were looked up while its prompt was computed. Without the time of each token, they came evenly; without that
+    of the first one, from the admission on. A request of which neither is known has no time of admission.
     """
     has_failed = np.array([error is not None for error in run.errors], dtype=bool)
     admitted_s = np.where(np.isnan(run.queued_s), run.first_token_s, run.sent_s + run.queued_s)
-    admitted_s = np.minimum(_in_turn(_together(admitted_s), run.sent_s), run.first_token_s)
-    tokens_s = [_tokens_s(run, number) for number in range(len(admitted_s))]
+    admitted_s = np.fmin(_in_turn(_together(admitted_s), run.sent_s), run.first_token_s)
+    first_s = np.where(np.isnan(run.first_token_s), admitted_s, run.first_token_s)
+    end_s = np.fmax(run.end_s, first_s)
+    tokens_s = [_tokens_s(run, number, *times_s) for number, times_s in enumerate(zip(first_s, end_s, strict=True))]
     return Moments(admitted_s=np.where(has_failed, np.nan, admitted_s), tokens_s=tokens_s)
 
 
@@ -122,10 +125,9 @@ def _in_turn(admitted_s: np.ndarray, sent_s: np.ndarray) -> np.ndarray:
     return found
 
 
-def _tokens_s(run: ObservedRun, number: int) -> np.ndarray:
-    """Return when each token of an answer came."""
+def _tokens_s(run: ObservedRun, number: int, first_s: float, end_s: float) -> np.ndarray:
+    """Return when each token of an answer came, of which the first and the last time are known."""
     tokens, gaps_s = max(1, int(run.output_tokens[number])), run.token_gaps_s[number]
-    first_s, end_s = float(run.first_token_s[number]), float(run.end_s[number])
     if len(gaps_s) == tokens - 1:
         return np.concatenate(([first_s], first_s + np.cumsum(gaps_s)))
     return np.linspace(first_s, end_s, tokens)

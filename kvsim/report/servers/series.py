@@ -42,7 +42,7 @@ def over_time(runs: Compared, mask: Mask) -> dict[str, Any] | None:
     """Return hit rates of real runs and simulations, by the time at which requests were sent; None without hits by request."""
     if not all(map(tells_hits, runs.real)) or not mask.any():
         return None
-    ends = [float(run.sent_s[mask].max()) for run in (*runs.real, *runs.simulated)]
+    ends = [float(np.fmax.reduce(run.sent_s[mask], initial=0.0)) for run in (*runs.real, *runs.simulated)]
     edges_s = np.linspace(0.0, max(*ends, 1e-9), BINS + 1)
     rates = {name: _rates(some, mask, edges_s) for name, some in (("real", runs.real), ("simulated", runs.simulated))}
     return {"edges_s": edges_s} | rates
@@ -52,7 +52,8 @@ def _rates(some: Sequence[ObservedRun], mask: Mask, edges_s: np.ndarray) -> np.n
     """Return the hit rate of some runs together in each stretch of time; NaN where no request was sent."""
     cached, prompts = np.zeros(len(edges_s) - 1), np.zeros(len(edges_s) - 1)
     for run in some:
-        at_s = run.sent_s[mask]
-        cached += np.histogram(at_s, edges_s, weights=np.maximum(run.cached_tokens[mask], 0))[0]
-        prompts += np.histogram(at_s, edges_s, weights=run.prompt_tokens[mask])[0]
+        sent = mask & ~np.isnan(run.sent_s)
+        at_s = run.sent_s[sent]
+        cached += np.histogram(at_s, edges_s, weights=np.maximum(run.cached_tokens[sent], 0))[0]
+        prompts += np.histogram(at_s, edges_s, weights=run.prompt_tokens[sent])[0]
     return np.divide(cached, prompts, out=np.full_like(cached, np.nan), where=prompts > 0)

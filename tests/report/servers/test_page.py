@@ -21,7 +21,7 @@ TIERS = {"device": [0, 50, 48, 0]}
 def record(real: list[ObservedRun], given: list[ObservedRun], simulated: ObservedRun, **more: Any) -> dict[str, Any]:
     runs = Compared(real=real, given=given, simulated=[simulated])
     about = [
-        {"source": run.source, "client": run.client, "failed": 0, "preempted": 0, "late_s": 0.0, "notes": ["Slow."]}
+        {"source": run.source, "client": run.client, "failed": 0, "preemptions": 0, "late_s": 0.0, "notes": ["Slow."]}
         for run in real
     ]
     made = {
@@ -54,10 +54,9 @@ def test_what_must_be_known_of_the_runs_is_said_once() -> None:
 
 
 def test_preemptions_explain_what_differs() -> None:
-    runs = [{**WHOLE["runs"][0], "preempted": 2}, WHOLE["runs"][1]]
-    assert "Requests that the server preempted: 2, 0. In its order they are replayed as if it had not." in lines(
-        WHOLE | {"runs": runs}
-    )
+    runs = [{**WHOLE["runs"][0], "preemptions": 2}, WHOLE["runs"][1]]
+    shown = lines(WHOLE | {"runs": runs})
+    assert "Preemptions: 2, 0. In the server's order, requests are replayed as if there were none." in shown
 
 
 def test_the_page_is_self_contained_and_shows_all_scores() -> None:

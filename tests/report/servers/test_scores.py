@@ -1,11 +1,12 @@
 """Scores of runs with four requests: numbers small enough to check by hand."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kvsim.report.servers.measures import hit_rate, preempted, succeeded, times_s, tokens_by_medium
+from kvsim.report.servers.measures import hit_rate, preemptions, succeeded, times_s, tokens_by_medium
 from kvsim.report.servers.scores import Compared, score
 from kvsim.report.servers.seen import among_all
 from kvsim.report.servers.series import series
@@ -125,8 +126,8 @@ def test_media_are_read_from_the_counters_of_either_engine(counters: dict[str, f
 
 def test_preemptions_are_read_from_the_counters() -> None:
     counters = {'vllm:num_preemptions_total{engine="0"}': 3.0, "vllm:num_requests": 5.0}
-    assert preempted(observed(None, counters=counters)) == 3 and preempted(observed(None)) == 0
-    assert preempted(observed(None, counters={"sglang:num_retracted_requests_total": 2.0})) == 2
+    assert preemptions(observed(None, counters=counters)) == 3 and preemptions(observed(None)) == 0
+    assert preemptions(observed(None, counters={"sglang:num_retracted_requests_total": 2.0})) == 2
 
 
 def test_times_are_those_of_the_servers_clients() -> None:
@@ -172,3 +173,28 @@ def test_a_run_of_some_requests_is_compared_with_runs_of_all() -> None:
     assert some.sent_s[2] == 1 and np.isnan(some.sent_s[1]) and some.tier_tokens["device"].tolist() == [0, 0, 50, 0]
     record = scored([observed([0, 9, 50, 9], failed=[1, 3])], [some])
     assert record["compared"] == 2 and record["simulated_order"]["differing"] == 0
+
+
+def test_nothing_holds_where_nothing_is_compared() -> None:
+    record = scored(REAL[:2], [REAL[0]], [REAL[0], observed([0, 50, 50, 0], failed=range(4))])
+    assert record["given_order"] is None and "identical, server's order" not in checks(record)
+    bare = scored([observed(None, ttft_s=[np.nan] * 4)], [observed(None)], [])
+    assert not bare["checks"] and not bare["holds"]
+
+
+def test_a_request_of_which_nobody_knows_when_it_was_sent_is_in_no_picture_over_time() -> None:
+    run = replace(REAL[0], sent_s=np.array([0.0, 1.0, np.nan, 3.0]))
+    rates = series(Compared(real=[run], given=[], simulated=[REAL[0]]))["hits_over_time"]
+    assert rates["edges_s"][-1] == 3 and rates["real"][~np.isnan(rates["real"])].tolist() == [0, 0.5, 0]
+    assert scored([run], [REAL[0]])["times"]["requests_per_s"]["means"][1] == pytest.approx(4 / 6)
+
+
+def test_counters_are_compared_with_whole_simulations() -> None:
+    counters = {"vllm:prefix_cache_hits_total": 100.0}
+    simulated = observed([0, 50, 50, 0], tiers={"device": [0, 50, 50, 0]})
+    told = scored([observed([0, 50, 50, 0], counters=counters)], [simulated], skipped=2)
+    assert told["media"]["device"]["means"] == [100, 100] and told["simulated_order"]["hit_rate"]["means"] == [0.25, 0.25]
+    untold = scored([observed(None, counters=counters)], [simulated], [], skipped=3)
+    assert untold["media"]["device"]["means"] == [100, 100] and untold["simulated_order"]["hit_rate"]["means"] == [0.25, 0.25]
+    by_request = scored([observed([0, 50, 50, 0], tiers={"device": [0, 50, 50, 0]})], [simulated], skipped=2)
+    assert by_request["media"]["device"]["means"] == [50, 50]

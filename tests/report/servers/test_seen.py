@@ -1,5 +1,7 @@
 """When requests were admitted, as far as a client can know it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -40,3 +42,20 @@ def test_requests_are_admitted_in_the_order_of_the_queue_unless_they_clearly_wer
     queued_s: list[float], admitted_s: list[float]
 ) -> None:
     assert moments_of(run_of([0.0, 0.1], queued_s)).admitted_s == pytest.approx(admitted_s)
+
+
+def test_a_request_without_its_first_token_is_admitted_after_its_time_in_the_queue() -> None:
+    moments = moments_of(replace(run_of([0.0, 1.0], [0.5, 0.25]), first_token_s=np.array([np.nan, 2.0])))
+    assert moments.admitted_s.tolist() == [0.5, 1.25] and moments.tokens_s[0].tolist() == [0.5]
+    answers = replace(run_of([0.0], [1.0]), first_token_s=np.array([np.nan]), output_tokens=np.array([5]))
+    assert moments_of(answers).tokens_s[0].tolist() == [1, 3, 5, 7, 9]
+
+
+def test_a_request_whose_admission_nobody_knows_has_none() -> None:
+    moments = moments_of(replace(run_of([0.0, 1.0], [np.nan, np.nan]), first_token_s=np.array([np.nan, 2.0])))
+    assert np.isnan(moments.admitted_s[0]) and moments.admitted_s[1] == 2
+
+
+def test_a_request_without_an_end_ends_with_its_first_token() -> None:
+    moments = moments_of(replace(run_of([0.0], [1.0]), end_s=np.array([np.nan]), output_tokens=np.array([3])))
+    assert moments.tokens_s[0].tolist() == [9, 9, 9]
