@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from kvsim.calibration.server.batches import ARRIVALS, BURST, DECODE, MIXED, PROMPT, Batch
+from kvsim.calibration.server.batches import ARRIVALS, BURST, MIXED, PROMPT, Batch
 from kvsim.core.request import Request
 from kvsim.pages.extents import Extent, count_pages
 
@@ -76,7 +76,7 @@ class RoundMaker:
             between_s = pace.mixed_step_s + SPARE_STEPS * pace.decode_step_s
             for number in range(ARRIVALS):
                 self._add(requests, self._path(0, 0, batch.tokens), 1, after, begin_s + number * between_s)
-        for slot in range(batch.requests if batch.answer_tokens > 1 else 0):
+        for slot in range(batch.decoding):
             self._add(
                 requests,
                 self._path(slot, batch.context, self.page_tokens),
@@ -115,8 +115,3 @@ class RoundMaker:
                 delay_s=delay_s,
             )
         )
-
-
-def timed_prompts(batch: Batch) -> range:
-    """Return which requests of a batch are prompts that are timed: the first ones."""
-    return range({PROMPT: 1, BURST: batch.requests, DECODE: 0, MIXED: ARRIVALS}[batch.kind])
