@@ -120,7 +120,7 @@ def header(measured: Measurements, fits: Sequence[Fit], found: Sequence[Point], 
         "Errors of the model below, median and most:",
         *(f"{name:<9} {line}" for name, line in error_lines(fits, found)),
     ]
-    return "\n".join(f"# {line}" for one in told for line in wrap(one, WIDTH, fix_sentence_endings=False))
+    return "\n".join(f"# {line}" for one in told for line in wrap(one, WIDTH))
 
 
 def note_lines(measured: Measurements) -> list[str]:

@@ -53,7 +53,7 @@ RESTED = Parameter(0.97, 0.5, 1.0, 0.1)
 """``ComputeCurves.rested_prefill_share``. At 1, the time constant would have no slope."""
 WARMING = Parameter(0.25, 0.02, 5.0, 1.0)
 """``ComputeCurves.warming_s``."""
-SMOOTHNESS = 0.1
+SMOOTHNESS = 0.2
 """Neighbours that differ by this much cost as much as one reading that is off by ``NOISE``."""
 TILES = (1, 128)
 """Candidates for ``ComputeCurves.prefill_tile_tokens``."""
