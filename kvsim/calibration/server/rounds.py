@@ -8,21 +8,23 @@ from kvsim.core.request import Request
 from kvsim.pages.extents import Extent, count_pages
 
 PAUSE_S = 0.02
-"""Idle time before a batch, so that no request of the batch before it is left."""
+"""Idle time before a batch, beyond what its predecessor's other requests may take after the last one."""
 TOUCHED_PAUSE_S = 0.2
 BETWEEN_S = 4e-3
-"""From one request of a batch that decodes to the next, so that a server takes them in this order, and the last one ends last."""
+"""From one decoding request of a batch to the next, so that a server takes them in order: the last one usually ends last."""
 LEAD_STEPS, SPARE_STEPS = 10, 6
 """Decode steps before the first prompt of a mixed batch arrives, and between two of them beside the step of the prompt itself."""
 
 
 class Pace(NamedTuple):
-    """About how long the parts of a mixed batch take."""
+    """About how long the parts of a batch of several requests take."""
 
     begin_s: float
     """From the last request to the time when all decode."""
     decode_step_s: float
     mixed_step_s: float
+    others_s: float
+    """From the end of the last request until the others have ended, which a late client may have sent after it."""
 
 
 class Round(NamedTuple):
@@ -58,13 +60,13 @@ class RoundMaker:
             first, last = len(requests), len(requests) - 1
             self._add_batch(requests, batch, pace, last, pause_s)
             members.append(range(first, len(requests)))
-            pause_s = PAUSE_S
+            pause_s = PAUSE_S + (pace(batch).others_s if len(members[-1]) > 1 else 0.0)
         return Round(requests, members)
 
     def _add_batch(
         self, requests: list[Request], batch: Batch, pace_of: Callable[[Batch], Pace], after: int, pause_s: float
     ) -> None:
-        """Add a batch. Its last request is one that ends last."""
+        """Add a batch. Its last request is one that ends last if all are sent in time and computed in order."""
         if batch.kind == PROMPT:
             self._add(requests, self._path(0, batch.context, batch.tokens), 1, after, pause_s)
         if batch.kind == BURST:
