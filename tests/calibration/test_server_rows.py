@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvsim.calibration.server.batches import PROMPT, Batch
-from kvsim.calibration.server.fit import Fit, Summary
+from kvsim.calibration.server.fit import Fit, Summary, best_first
 from kvsim.calibration.server.measurements import Reading
 from kvsim.calibration.server.rows import FASTER, LONG_TOKENS, Rows, near
 from kvsim.calibration.server.step_times import Point
@@ -88,3 +88,5 @@ def test_one_large_error_counts_where_models_are_compared() -> None:
     found = one.summary(known, is_held_out=True)
     assert found == Summary(4, pytest.approx(0.01), pytest.approx(0.2, rel=1e-2), 0.4)
     assert one.summary(known, is_held_out=False) == Summary(0, np.inf, np.inf, np.inf)
+    even = replace(one, errors=[0.1, -0.1, 0.1, 0.1])
+    assert best_first([one, even], known) == [even, one]  # although its median is larger

@@ -106,15 +106,17 @@ class Summary(NamedTuple):
 
 
 def fit_all(points: Sequence[Point], model: ModelSpec, start: HardwareSpec) -> list[Fit]:
-    """Fit a roofline, and curves that begin there, to the points that are not held out. The better one is first.
-
-    It is the one whose errors of held-out points are smaller, by their mean square; without any, of the points fitted.
-    """
+    """Fit a roofline, and curves that begin there, to the points that are not held out. The better one is first."""
     roofline = fit(roofline_form(start), points, model)
     tiled = [fit(curves_form(start, roofline.hardware, points, model, tile_tokens), points, model) for tile_tokens in TILES]
     curves = min(tiled, key=lambda one: one.cost)
+    return best_first([roofline, curves], points)
+
+
+def best_first(fits: Sequence[Fit], points: Sequence[Point]) -> list[Fit]:
+    """Order by the mean square of the errors of held-out points; without any, of the points fitted."""
     has_held_out = any(point.reading.batch.is_held_out for point in points)
-    return sorted([roofline, curves], key=lambda one: one.summary(points, is_held_out=has_held_out).rms)
+    return sorted(fits, key=lambda one: one.summary(points, is_held_out=has_held_out).rms)
 
 
 def fit(form: Form, points: Sequence[Point], model: ModelSpec) -> Fit:
