@@ -5,12 +5,13 @@ from dataclasses import fields, replace
 from functools import partial
 from math import isinf
 from pathlib import Path
+from textwrap import wrap
 
 from rich.console import Console
 
 from kvsim.calibration.server.fit import OVERHEADS, Fit, fit_all
 from kvsim.calibration.server.measure import MeasureSettings, measure
-from kvsim.calibration.server.measurements import Measurements, read_measurements, write_measurements
+from kvsim.calibration.server.measurements import Measurements, Quality, read_measurements, write_measurements
 from kvsim.calibration.server.step_times import Point, points
 from kvsim.commands.calibrate_settings import CalibrateSettings, check_file
 from kvsim.commands.hardware_file import COMMENTS, check_text, micro, show, written
@@ -24,6 +25,10 @@ from kvsim.results.observed import ObservedRun
 from kvsim.servers.play import play_server, read_facts
 from kvsim.servers.settings import ServerSettings
 
+NOTES = 5
+"""Notes of the client that are told; all are in the file of measurements."""
+WIDTH = 120
+"""Of a line of the file's first comment."""
 LEAST_POINTS = 8
 """Batches that must have been read for a fit."""
 FITTED = {
@@ -105,14 +110,23 @@ def player(server: ServerSettings) -> Callable[[Sequence[Request], int], Observe
 
 
 def header(measured: Measurements, fits: Sequence[Fit], found: Sequence[Point], model: ModelSpec) -> str:
-    """Return the first lines of the file."""
+    """Return the first lines of the file: comments, whatever the server calls itself."""
     server = " ".join(filter(None, [measured.engine, measured.version, measured.served_model and f"({measured.served_model})"]))
-    lines = [
-        f"# {server}, its steps measured by kvsim calibrate in {measured.seconds:.0f} s with a model of",
-        f"# {model.layers} layers, hidden size {model.hidden_size}. Errors of the model below, median and most:",
+    told = [
+        f"{server}, its steps measured by kvsim calibrate in {measured.seconds:.0f} s with a model of "
+        f"{model.layers} layers, hidden size {model.hidden_size}.",
+        f"{Quality.of(measured)}.",
+        *note_lines(measured),
+        "Errors of the model below, median and most:",
+        *(f"{name:<9} {line}" for name, line in error_lines(fits, found)),
     ]
-    lines += [f"# {name:<9} {line}" for name, line in error_lines(fits, found)]
-    return "\n".join(lines)
+    return "\n".join(f"# {line}" for one in told for line in wrap(one, WIDTH))
+
+
+def note_lines(measured: Measurements) -> list[str]:
+    """Return the first notes of the client, a line each, and how many more there are."""
+    more = len(measured.notes) - NOTES
+    return [*(" ".join(note.split()) for note in measured.notes[:NOTES]), *([f"and {more} further notes"] if more > 0 else [])]
 
 
 def error_lines(fits: Sequence[Fit], found: Sequence[Point]) -> list[tuple[str, str]]:
@@ -164,9 +178,5 @@ def print_fits(measured: Measurements, fits: Sequence[Fit], found: Sequence[Poin
         *((name.removesuffix("_s").replace("_", " ") + ", µs", micro(getattr(spec, name))) for name in OVERHEADS),
     ]
     show(console, "Machine", ["", "fitted"], parts)
-    for note in measured.notes[:NOTES]:
-        console.print(note, highlight=False, soft_wrap=True)
-
-
-NOTES = 5
-"""Notes of the client that are printed; all are in the file of measurements."""
+    for line in (str(Quality.of(measured)), *note_lines(measured)):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -65,7 +65,7 @@ def test_a_context_is_as_long_as_the_longest_batch_that_uses_it() -> None:
 def test_rounds_share_their_contexts_and_nothing_else() -> None:
     batches = [Batch(kind=PROMPT, tokens=32, context=64), Batch(kind=DECODE, requests=2, context=32)]
     maker = RoundMaker(contexts(batches), 16, first_page=1000)
-    one, other = [maker.make(order, lambda _: Pace(0.0, 0.0, 0.0)) for order in (batches, batches[::-1])]
+    one, other = [maker.make(order, lambda _: Pace(0.0, 0.0, 0.0, 0.0)) for order in (batches, batches[::-1])]
     assert one.members == [range(2, 3), range(3, 5)] and other.members == [range(2, 4), range(4, 5)]
     assert [request.runs for request in one.requests[:2]] == [((1000, 4),), ((1004, 2),)]
     assert [request.runs for request in other.requests[:2]] == [((1000, 4),), ((1004, 2),)]
@@ -81,13 +81,27 @@ def test_rounds_share_their_contexts_and_nothing_else() -> None:
 
 def test_prompts_of_a_mixed_batch_arrive_one_by_one_while_the_others_decode() -> None:
     batch = Batch(kind=MIXED, tokens=64, requests=2, context=16)
-    made = RoundMaker(contexts([batch]), 16, first_page=1).make([batch], lambda _: Pace(1.0, 0.1, 0.5))
+    made = RoundMaker(contexts([batch]), 16, first_page=1).make([batch], lambda _: Pace(1.0, 0.1, 0.5, 0.0))
     prompts = made.requests[2:5]
     assert [request.delay_s for request in prompts] == pytest.approx(
         [TOUCHED_PAUSE_S + BETWEEN_S + after for after in (2.0, 3.1, 4.2)]
     )
     assert {request.after for request in made.requests[2:]} == {1}
     assert [request.output_tokens for request in made.requests[2:]] == [1, 1, 1, batch.answer_tokens, batch.answer_tokens]
+
+
+def test_a_batch_waits_for_all_requests_of_the_one_before() -> None:
+    batches = [
+        Batch(kind=BURST, tokens=16, requests=3),
+        Batch(kind=PROMPT, tokens=16),
+        Batch(kind=DECODE, requests=2),
+        Batch(kind=PROMPT, tokens=16),
+    ]
+    made = RoundMaker(contexts(batches), 16, first_page=1).make(batches, lambda batch: Pace(0.0, 0.0, 0.0, batch.requests / 2))
+    firsts = [made.requests[members.start] for members in made.members]
+    assert [(one.after, one.delay_s) for one in firsts] == [
+        (-1, TOUCHED_PAUSE_S), (2, PAUSE_S + 1.5), (3, PAUSE_S), (5, PAUSE_S + 1.0),
+    ]  # fmt: skip
 
 
 def seen(sent_s: float, *times_s: float, output_tokens: int | None = None, cached: int | None = 0) -> Seen:

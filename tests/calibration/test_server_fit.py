@@ -1,5 +1,6 @@
 """The fit of a machine to a server's steps finds the machine; from batches on a virtual clock, it predicts the others."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from kvsim.calibration.server.batches import BURST, MIXED, PROMPT
 from kvsim.calibration.server.fit import Fit, fit, fit_all, roofline_form
 from kvsim.calibration.server.least_squares import Vector, least_squares
 from kvsim.calibration.server.measure import LEAST_ROUNDS, MeasureSettings, measure
-from kvsim.calibration.server.measurements import Measurements, Reading, read_measurements, readings, write_measurements
+from kvsim.calibration.server.measurements import Measurements, Quality, Reading, read_measurements, readings, write_measurements
 from kvsim.calibration.server.step_times import Point, batch_s, expected_s, points
+from kvsim.core.request import Request
 from kvsim.hardware.spec import HardwareSpec
+from kvsim.results.observed import ObservedRun
 from tests.calibration.virtual_server import VirtualServer
 
 SERVER = ["model=llama3_8b", "page_tokens=16", "tiers.gpu.capacity=50GiB", "engine.max_running_requests=256"]
@@ -79,6 +82,28 @@ def test_every_batch_is_read_in_every_round(measured: Measurements) -> None:
     assert len(found) == len(measured.batches) and {one.batch.kind for one in found} >= {PROMPT, BURST, MIXED}
     assert not any(played.is_disturbed for played in measured.played)
     assert {played.round for played in measured.played} >= set(range(LEAST_ROUNDS))
+
+
+LATE_S = 0.08
+"""By how much a client is late."""
+
+
+class LateClient(VirtualServer):
+    """Sends the last request of each batch first."""
+
+    def play(self, requests: Sequence[Request], page_tokens: int) -> ObservedRun:
+        last = {one.after: one.index for one in requests}
+        late = [one.after >= 0 and last[one.after] != one.index for one in requests]
+        return super().play(
+            [replace(one, delay_s=one.delay_s + LATE_S * is_late) for one, is_late in zip(requests, late, strict=True)],
+            page_tokens,
+        )
+
+
+def test_no_batch_is_lost_where_the_last_request_of_one_ends_first() -> None:
+    measured = measured_on(LateClient(["preset=vllm", "engine.max_batch_tokens=8192", *SERVER]))
+    assert not any(played.is_disturbed for played in measured.played)
+    assert Quality.of(measured)[:4:2] == (len(measured.batches), 0)
 
 
 def test_the_fit_predicts_batches_that_it_has_not_seen(vllm: VirtualServer, measured: Measurements) -> None:

@@ -1,5 +1,6 @@
 """``kvsim calibrate server=`` measures a server over HTTP, fits, and fits again without it; mistakes are one line."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,6 +85,61 @@ def test_a_mistake_is_one_line(arguments: list[str], problem: str, folder: Path,
     shown = capsys.readouterr()
     assert re.match(f"kvsim: {re.escape(problem)}", shown.err) and shown.err.count("\n") == 1 and not shown.out
     assert sorted(folder.iterdir()) == before
+
+
+RECORDED = Path(__file__).parents[2] / "experiments/real_servers/h200_vllm.measured.json"
+"""What a real server took."""
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        ("batches.0.kind", "foo", "Invalid enum value 'foo' - at `$.batches[0].kind`"),
+        ("batches.0.tokens", 0, "batches[0] computes nothing"),
+        ("batches.20.requests", 0, "batches[20] computes nothing"),
+        ("batches.20.context", -16, "Expected `int` >= 0 - at `$.batches[20].context`"),
+        ("step_tokens", 0, "Expected `int` >= 1 - at `$.step_tokens`"),
+        ("step_tokens", -1, "Expected `int` >= 1 - at `$.step_tokens`"),
+        ("page_tokens", 0, "Expected `int` >= 1 - at `$.page_tokens`"),
+        ("played.3.batch", 1000, "played[3] is of batch 1000, of 49"),
+        ("played.3.requests", [], "played[3] has 0 requests, its batch "),
+        ("played.3.requests.0.cached_tokens", 10**9, "Expected `int` <= 16777216 - at `$.played[3].requests[0].cached_tokens`"),
+        ("played.3.requests.0.cached_tokens", 1 << 20, "played[3] has a request with more cached tokens than its prompt has"),
+    ],
+)
+def test_measurements_that_do_not_fit_are_one_line(
+    path: str, value: object, problem: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_changed(folder / "bad.json", path, value)
+    assert main(["calibrate", "measured=bad.json", "output=.", "hardware=h200"]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith(f"kvsim: measured: bad.json has no measurements of a server: {problem}")
+    assert shown.err.count("\n") == 1 and not shown.out
+
+
+def write_changed(file: Path, path: str, value: object) -> None:
+    """Write the recorded measurements with one value changed."""
+    told = at = json.loads(RECORDED.read_bytes())
+    *names, last = [int(name) if name.isdigit() else name for name in path.split(".")]
+    for name in names:
+        at = at[name]
+    at[last] = value
+    file.write_text(json.dumps(told))
+
+
+def test_the_file_says_how_good_the_measurements_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_changed(folder / "one.json", "served_model", "llama\nflops_per_s: 1.0\n#")
+    assert main(["calibrate", "measured=one.json", "name=one", "output=.", "hardware=h200"]) == 0
+    printed = capsys.readouterr().out
+    text = (folder / "one.yaml").read_text()
+    first = text[: text.index("_target_")].splitlines()
+    assert all(line.startswith("# ") and len(line) <= 130 for line in first) and text.count("\nflops_per_s:") == 1
+    assert "(llama flops_per_s: 1.0 #)" in first[0] and read(folder / "one.yaml").flops_per_s == 790e12
+    for said in (
+        "6 of 49 batches lost, 5 with a single sample; 39 of 147 plays of a batch lost",
+        "round 2: the client was too slow: it stood still for 287 ms",
+    ):
+        assert any(said in line for line in first) and said in printed
 
 
 @pytest.mark.parametrize("dialect", ["openai", "vllm"])

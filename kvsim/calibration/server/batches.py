@@ -4,11 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import exp, lcm, log
+from typing import Annotated, Literal
 
+import msgspec
 import numpy as np
 
-PROMPT, BURST, DECODE, MIXED = "prompt", "burst", "decode", "mixed"
-KINDS = (PROMPT, BURST, DECODE, MIXED)
+Kind = Literal["prompt", "burst", "decode", "mixed"]
+PROMPT: Kind = "prompt"
+BURST: Kind = "burst"
+DECODE: Kind = "decode"
+MIXED: Kind = "mixed"
+KINDS: tuple[Kind, ...] = (PROMPT, BURST, DECODE, MIXED)
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
+"""A number of tokens or requests, as a file may say it."""
 GRAIN = 16
 """Tokens of prompts and contexts are multiples of this and of the server's page size."""
 ARRIVALS = 3
@@ -37,14 +45,24 @@ HELD_OUT = {PROMPT: 6, BURST: 1, DECODE: 5, MIXED: 3}
 class Batch:
     """Requests that are sent together. Numbers of tokens are whole pages."""
 
-    kind: str
-    tokens: int = 0
+    kind: Kind
+    tokens: Count = 0
     """Tokens to compute of a prompt that is timed; 0 if decode steps are."""
-    requests: int = 0
+    requests: Count = 0
     """Decoding requests, or prompts of a burst; 0 for a prompt alone."""
-    context: int = 0
+    context: Count = 0
     """Cached tokens before those of the prompt, or of each decoding request."""
     is_held_out: bool = False
+
+    @property
+    def prompts(self) -> int:
+        """How many prompts are timed; they are the first requests."""
+        return {PROMPT: 1, BURST: self.requests, DECODE: 0, MIXED: ARRIVALS}[self.kind]
+
+    @property
+    def decoding(self) -> int:
+        """How many requests decode; they are the last ones."""
+        return self.requests if self.kind in (DECODE, MIXED) else 0
 
     @property
     def answer_tokens(self) -> int:
@@ -132,7 +150,7 @@ def whole(batch: Batch, grain: int) -> Batch:
     return replace(batch, tokens=tokens, context=context)
 
 
-def held_out(designed: Sequence[Batch], limits: Limits, grain: int, kind: str, seed: int) -> list[Batch]:
+def held_out(designed: Sequence[Batch], limits: Limits, grain: int, kind: Kind, seed: int) -> list[Batch]:
     """Draw batches between two of the same kind, on a straight line between the logarithms of their sizes."""
     rng = np.random.default_rng([seed, KINDS.index(kind)])
     known = [batch for batch in designed if batch.kind == kind]

@@ -2,16 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import exp, inf
+from math import inf, sqrt
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvsim.calibration.server.least_squares import Vector, least_squares
+from kvsim.calibration.server.rows import Rows
 from kvsim.calibration.server.step_times import Point, expected_s
-from kvsim.engine.substrate import Work
-from kvsim.hardware.curves import ComputeCurves
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.model.spec import ModelSpec
 
@@ -32,16 +31,6 @@ OVERHEADS = (
 UNITS = {"request_token_s": 1e-6}
 """Seconds of a unit of an overhead, where it is not a millisecond."""
 LONGEST_OVERHEAD = 1000.0
-FEW_TOKENS = (1, 16, 64, 128)
-MANY_TOKENS = (256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192, 16384)
-"""Tokens of the steps whose matrix products have rows of their own: all are sampled, or one is."""
-CHUNK_TOKENS = (64, 256, 1024, 4096, 16384)
-CONTEXT_TOKENS = (256, 1024, 4096, 16384, 65536)
-"""Chunks whose attention has rows of its own."""
-DECODE_TOKENS = (128, 1024, 4096, 16384, 65536, 262144)
-"""Tokens that all decoding requests attend over."""
-UNMEASURED_TOKENS = 1 << 22
-"""More than were measured: from there on, memory is as fast as described."""
 
 MANY_LAUNCHES = tuple(share / 20 for share in range(2, 20))
 FEW_LAUNCHES = (0.2, 0.4, 0.6, 0.8)
@@ -64,6 +53,8 @@ RESTED = Parameter(0.97, 0.5, 1.0, 0.1)
 """``ComputeCurves.rested_prefill_share``. At 1, the time constant would have no slope."""
 WARMING = Parameter(0.25, 0.02, 5.0, 1.0)
 """``ComputeCurves.warming_s``."""
+SMOOTHNESS = 0.2
+"""Neighbours that differ by this much cost as much as one reading that is off by ``NOISE``."""
 TILES = (1, 128)
 """Candidates for ``ComputeCurves.prefill_tile_tokens``."""
 
@@ -78,6 +69,8 @@ class Form(NamedTuple):
     launches: Sequence[float]
     """Others to try."""
     machine: Callable[[Vector], HardwareSpec]
+    neighbours: Sequence[tuple[int, int]] = ()
+    """Pairs of parameters that should differ little."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +90,9 @@ class Fit:
         found = [
             abs(error) for error, point in zip(self.errors, points, strict=True) if point.reading.batch.is_held_out == is_held_out
         ]
-        return Summary(len(found), median(found) if found else inf, max(found, default=inf))
+        if not found:
+            return Summary(0, inf, inf, inf)
+        return Summary(len(found), median(found), sqrt(float(np.mean(np.square(found)))), max(found))
 
 
 class Summary(NamedTuple):
@@ -105,19 +100,23 @@ class Summary(NamedTuple):
 
     batches: int
     median: float
+    rms: float
+    """Root of the mean square, which outliers raise."""
     most: float
 
 
 def fit_all(points: Sequence[Point], model: ModelSpec, start: HardwareSpec) -> list[Fit]:
-    """Fit a roofline, and curves that begin there, to the points that are not held out. The better one is first.
-
-    It is the one whose errors of held-out points are smaller, by their median; without any, of the points fitted.
-    """
+    """Fit a roofline, and curves that begin there, to the points that are not held out. The better one is first."""
     roofline = fit(roofline_form(start), points, model)
     tiled = [fit(curves_form(start, roofline.hardware, points, model, tile_tokens), points, model) for tile_tokens in TILES]
     curves = min(tiled, key=lambda one: one.cost)
+    return best_first([roofline, curves], points)
+
+
+def best_first(fits: Sequence[Fit], points: Sequence[Point]) -> list[Fit]:
+    """Order by the mean square of the errors of held-out points; without any, of the points fitted."""
     has_held_out = any(point.reading.batch.is_held_out for point in points)
-    return sorted([roofline, curves], key=lambda one: one.summary(points, is_held_out=has_held_out).median)
+    return sorted(fits, key=lambda one: one.summary(points, is_held_out=has_held_out).rms)
 
 
 def fit(form: Form, points: Sequence[Point], model: ModelSpec) -> Fit:
@@ -125,12 +124,14 @@ def fit(form: Form, points: Sequence[Point], model: ModelSpec) -> Fit:
     fitted = [point for point in points if not point.reading.batch.is_held_out]
     start = np.array([one.start for one in form.parameters])
     spread = np.array([one.spread for one in form.parameters])
+    one, other = np.array(form.neighbours, dtype=int).reshape(-1, 2).T
     logs = np.log([point.reading.seconds for point in fitted])
     noise = np.array([np.hypot(NOISE, min(point.reading.error, LARGEST_ERROR)) for point in fitted])
 
     def residuals(values: Vector) -> Vector:
         expected = expected_s(fitted, model, form.machine(values))
-        return np.concatenate([(np.log(expected) - logs) / noise, (values - start) / spread])
+        differences = (values[one] - values[other]) / SMOOTHNESS
+        return np.concatenate([(np.log(expected) - logs) / noise, (values - start) / spread, differences])
 
     low, high = np.array([one.low for one in form.parameters]), np.array([one.high for one in form.parameters])
     shortest_s = min([point.reading.seconds for point in fitted if point.is_request], default=0.0)
@@ -143,7 +144,7 @@ def fit(form: Form, points: Sequence[Point], model: ModelSpec) -> Fit:
     end = least_squares(residuals, min(held, key=cost), low, high)
     hardware = form.machine(end)
     expected = expected_s(points, model, hardware)
-    errors = [one / point.reading.seconds - 1 for one, point in zip(expected, points, strict=True)]
+    errors = [seconds / point.reading.seconds - 1 for seconds, point in zip(expected, points, strict=True)]
     return Fit(name=form.name, hardware=hardware, expected_s=expected, errors=errors, cost=cost(end))
 
 
@@ -200,14 +201,18 @@ def roofline_form(start: HardwareSpec) -> Form:
 
 
 def curves_form(start: HardwareSpec, roofline: HardwareSpec, points: Sequence[Point], model: ModelSpec, tile_tokens: int) -> Form:
-    """Return machines whose parts of a step are each so many times as slow as those of a roofline, in logarithms."""
+    """Return machines whose parts of a step are each so many times as slow as those of a roofline, in logarithms.
+
+    Parts of nearly the same size are nearly as many times as slow.
+    """
     works = [work for point in points if not point.reading.batch.is_held_out for work in point.works]
-    rows = Rows(start, roofline, model, MostTokens.of(works))
+    rows = Rows(start, roofline, model, works)
     factor = Parameter(0.0, -3.0, 3.0, 0.5)
     parameters = [*overheads(roofline), RESTED, WARMING, *[factor] * rows.count]
+    own = len(OVERHEADS)
+    neighbours = [(own + 2 + one, own + 2 + other) for one, other in rows.neighbours()]
 
     def machine(values: Vector) -> HardwareSpec:
-        own = len(OVERHEADS)
         curves = replace(
             rows.curves(values[own + 2 :]),
             rested_prefill_share=float(values[own]),
@@ -216,94 +221,4 @@ def curves_form(start: HardwareSpec, roofline: HardwareSpec, points: Sequence[Po
         )
         return replace(with_overheads(roofline, values[:own]), compute_curves=curves)
 
-    return Form("curves", parameters, 0, FEW_LAUNCHES, machine)
-
-
-class MostTokens(NamedTuple):
-    """The largest steps that were measured."""
-
-    step: int
-    chunk: int
-    context: int
-    decode: int
-
-    @classmethod
-    def of(cls, works: Sequence[Work]) -> "MostTokens":
-        chunks = [chunk for work in works for chunk in work.chunks]
-        return cls(
-            max([work.decode_requests + sum(tokens for tokens, _ in work.chunks) for work in works], default=1),
-            max([tokens for tokens, _ in chunks], default=1),
-            max([tokens + start for tokens, start in chunks], default=1),
-            max([work.decode_context_tokens for work in works], default=1),
-        )
-
-
-class Rows:
-    """The rows of ``ComputeCurves`` with the times of a roofline, each times a factor."""
-
-    def __init__(self, start: HardwareSpec, roofline: HardwareSpec, model: ModelSpec, most: MostTokens) -> None:
-        self.start, self.roofline, self.model = start, roofline, model
-        self.few = up_to(FEW_TOKENS, most.step)
-        self.many = [tokens for tokens in up_to(MANY_TOKENS, most.step) if tokens > self.few[-1]]
-        self.chunks = [
-            (tokens, context)
-            for tokens in up_to(CHUNK_TOKENS, most.chunk)
-            for context in up_to(CONTEXT_TOKENS, most.context)
-            if context >= tokens
-        ]
-        self.decodes = up_to(DECODE_TOKENS, most.decode)
-        self.sizes = (len(self.few) + len(self.many), len(self.chunks), len(self.decodes))
-
-    @property
-    def count(self) -> int:
-        return sum(self.sizes)
-
-    def curves(self, logs: Vector) -> ComputeCurves:
-        """Return curves whose parts take so many times as long as those of the roofline."""
-        factors = [exp(value) for value in logs]
-        products, chunks = self.sizes[:2]
-        return ComputeCurves(
-            linear=self.linear(factors[:products]),
-            prefill_attention=self.prefill(factors[products : products + chunks]),
-            decode_attention=self.decode(factors[products + chunks :]),
-        )
-
-    def linear(self, factors: Sequence[float]) -> list[list[float]]:
-        model, machine = self.model, self.roofline
-        rows = []
-        for tokens, factor in zip([*self.few, *self.many], factors, strict=True):
-            sampled = tokens if tokens in self.few else 1
-            flops = tokens * model.linear_flops_per_token + sampled * model.sampling_flops_per_token
-            n_bytes = model.weight_bytes(tokens)
-            seconds = max(flops / machine.effective_flops_per_s, n_bytes / machine.effective_memory_bytes_per_s) * factor
-            rows.append([flops / n_bytes, flops / seconds / machine.gpus])
-        return rows
-
-    def prefill(self, factors: Sequence[float]) -> list[list[float]]:
-        rate, rows_per_token = self.roofline.effective_flops_per_s / self.roofline.gpus, self.model.heads / self.roofline.gpus
-        return [
-            [tokens * rows_per_token, context, rate / factor]
-            for (tokens, context), factor in zip(self.chunks, factors, strict=True)
-        ]
-
-    def decode(self, factors: Sequence[float]) -> list[list[float]]:
-        """Return rows whose times grow: a factor is that of the time since the row before.
-
-        Beyond what was measured, memory is as fast as described: short contexts take little longer than none, which is no rate.
-        """
-        layer_bytes = self.model.kv_bytes_per_token / self.model.attention_layers / self.roofline.gpus
-        rate = self.roofline.effective_memory_bytes_per_s / self.roofline.gpus
-        rows, before, seconds = [], 0.0, 0.0
-        for tokens, factor in zip(self.decodes, factors, strict=True):
-            n_bytes = tokens * layer_bytes
-            seconds += (n_bytes - before) / rate * factor
-            before = n_bytes
-            rows.append([n_bytes, n_bytes / seconds])
-        n_bytes = UNMEASURED_TOKENS * layer_bytes
-        seconds += (n_bytes - before) / (self.start.effective_memory_bytes_per_s / self.start.gpus)
-        return [*rows, [n_bytes, n_bytes / seconds]]
-
-
-def up_to(sizes: Sequence[int], most: int) -> list[int]:
-    """Return the first size, and the others up to ``most``."""
-    return [size for at, size in enumerate(sizes) if at == 0 or size <= most]
+    return Form("curves", parameters, 0, FEW_LAUNCHES, machine, neighbours)

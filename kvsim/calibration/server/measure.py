@@ -10,7 +10,7 @@ from statistics import median
 
 import numpy as np
 
-from kvsim.calibration.server.batches import DECODE, PROMPT, Batch, Limits, contexts, design, grain_of
+from kvsim.calibration.server.batches import BURST, DECODE, PROMPT, Batch, Limits, contexts, design, grain_of
 from kvsim.calibration.server.measurements import Measurements, Played, Seen, needs_more, readings
 from kvsim.calibration.server.rounds import Pace, RoundMaker
 from kvsim.calibration.server.step_times import batch_s
@@ -34,6 +34,8 @@ CONTEXT_SHARE = 0.5
 ASSUMED_CAPACITY = 400_000
 """Tokens of a server's cache that says nothing of it."""
 
+LATE_S, LATE_SHARE = 0.1, 0.2
+"""How much later than a batch's last request another one may end: so late was it sent, and this share of the decoding."""
 UNKNOWN_PACE = 1.5
 """How many times slower than expected a server is taken to be before anything was read."""
 MOST_PAGES = 1 << 40
@@ -183,8 +185,13 @@ def slower_than(measured: Measurements, model: ModelSpec, expected: HardwareSpec
 
 
 def pace_of(batch: Batch, slower: float, measured: Measurements, model: ModelSpec, expected: HardwareSpec) -> Pace:
-    """Return about how long the parts of a mixed batch take: so many times as long as on a machine."""
-    begin = Batch(kind=PROMPT, tokens=measured.page_tokens * batch.requests)
+    """Return about how long the parts of a batch take: so many times as long as on a machine.
+
+    Any prompt of a burst may be the last one, or the first. Decoding requests end in about the order in which they were sent.
+    """
+    begin = Batch(kind=PROMPT, tokens=measured.page_tokens * max(batch.requests, 1))
     decode = Batch(kind=DECODE, requests=batch.requests, context=batch.context)
-    begin_s, decode_s, mixed_s = [slower * batch_s(one, measured, model, expected) for one in (begin, decode, batch)]
-    return Pace(begin_s, decode_s, mixed_s)
+    begin_s, decode_s, whole_s = [slower * batch_s(one, measured, model, expected) for one in (begin, decode, batch)]
+    decoding_s = begin_s + batch.answer_tokens * decode_s
+    others_s = LATE_S + (whole_s if batch.kind == BURST else LATE_SHARE * decoding_s)
+    return Pace(begin_s, decode_s, whole_s, others_s)

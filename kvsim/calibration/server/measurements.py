@@ -5,17 +5,17 @@ from collections.abc import Sequence
 from math import inf, nan, sqrt
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.calibration.server.batches import BURST, DECODE, PROMPT, Batch
-from kvsim.calibration.server.rounds import timed_prompts
+from kvsim.calibration.server.batches import BURST, DECODE, PROMPT, Batch, Count
 from kvsim.errors import UsageError
 
 SCHEMA = 1
+AboveZero = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 AFTERWARDS = 2
 """Tokens after a mixed step until steps are plain again."""
 NEAR = 4
@@ -26,11 +26,11 @@ class Seen(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One request. Times count from the first request of its batch; absent if it failed."""
 
     sent_s: float
-    prompt_tokens: int
+    prompt_tokens: Count
     first_token_s: float | None = None
     end_s: float | None = None
-    output_tokens: int = 0
-    cached_tokens: int | None = None
+    output_tokens: Count = 0
+    cached_tokens: Count | None = None
     """None: the server does not say."""
     gaps_s: list[float] = []
     """From each part of the answer to the next."""
@@ -65,11 +65,11 @@ class Measurements(msgspec.Struct, kw_only=True):
     engine: str
     version: str | None
     served_model: str | None
-    step_tokens: int
+    step_tokens: AboveZero
     """Tokens that a step computes at most."""
     joins_prompts: bool
     """Whether a step computes prompts and decodes at the same time. False: decode steps wait meanwhile."""
-    page_tokens: int
+    page_tokens: AboveZero
     seconds: float
     """How long it took."""
     batches: list[Batch]
@@ -91,9 +91,27 @@ def read_measurements(path: Path) -> Measurements:
         found = msgspec.json.decode(content, type=Measurements)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"measured: {path} has no measurements of a server: {error}") from error
-    if found.kvsim_server_steps != SCHEMA or any(not 0 <= one.batch < len(found.batches) for one in found.played):
+    if found.kvsim_server_steps != SCHEMA:
         raise UsageError(f"measured: {path} is of another version of kvsim")
+    if problem := misfit(found):
+        raise UsageError(f"measured: {path} has no measurements of a server: {problem}")
     return found
+
+
+def misfit(measured: Measurements) -> str | None:
+    """Say what does not belong together in measurements; None if all does."""
+    for at, batch in enumerate(measured.batches):
+        if not (batch.decoding or batch.prompts) or bool(batch.prompts) != bool(batch.tokens):
+            return f"batches[{at}] computes nothing"
+    for at, one in enumerate(measured.played):
+        if not 0 <= one.batch < len(measured.batches):
+            return f"played[{at}] is of batch {one.batch}, of {len(measured.batches)}"
+        batch = measured.batches[one.batch]
+        if len(one.requests) != batch.prompts + batch.decoding:
+            return f"played[{at}] has {len(one.requests)} requests, its batch {batch.prompts + batch.decoding}"
+        if any((seen.cached_tokens or 0) > seen.prompt_tokens for seen in one.requests):
+            return f"played[{at}] has a request with more cached tokens than its prompt has"
+    return None
 
 
 class Steps(NamedTuple):
@@ -138,12 +156,7 @@ def reading(batch: Batch, played: Sequence[Played]) -> Reading | None:
     values = [value for one in undisturbed for value in samples(batch, one.requests)]
     if not values:
         return None
-    told = [
-        seen.cached_tokens
-        for one in undisturbed
-        for seen in [one.requests[at] for at in timed_prompts(batch)]
-        if seen.cached_tokens is not None
-    ]
+    told = [seen.cached_tokens for one in undisturbed for seen in one.requests[: batch.prompts] if seen.cached_tokens is not None]
     expected = batch.context if batch.kind == PROMPT else 0
     return Reading(
         batch=batch,
@@ -173,8 +186,7 @@ def samples(batch: Batch, requests: Sequence[Seen]) -> list[float]:
     """
     if any(seen.error is not None or seen.first_token_s is None or seen.end_s is None for seen in requests):
         return []
-    timed = timed_prompts(batch)
-    prompts, decoding = [requests[at] for at in timed], requests[len(timed) :]
+    prompts, decoding = requests[: batch.prompts], requests[batch.prompts :]
     if batch.kind == PROMPT:
         values = [seen.times_s[0] - seen.sent_s for seen in prompts]
     elif batch.kind == BURST:
@@ -241,6 +253,32 @@ def mixed_step_s(decoding: Sequence[Seen], plain: Sequence[Steps], prompt: Seen)
         if begin >= 0 and end < len(times) and len(steps.seconds):
             found.append(times[end] - times[begin] - (end - begin - 1) * steps.near(times[begin], times[end]))
     return median(found) if found else nan
+
+
+class Quality(NamedTuple):
+    """How much of what was sent could be read."""
+
+    batches: int
+    lost_batches: int
+    """Of which nothing could be read."""
+    single: int
+    """Batches that could be read once, so that nobody knows how far off that is."""
+    plays: int
+    lost_plays: int
+    """Of which nothing could be read: a request failed, another batch was there, or the answers were no time together."""
+
+    @classmethod
+    def of(cls, measured: Measurements) -> "Quality":
+        counts = [one.samples for one in readings(measured)]
+        lost = [one.is_disturbed or not samples(measured.batches[one.batch], one.requests) for one in measured.played]
+        whole = len(measured.batches)
+        return cls(whole, whole - len(counts), counts.count(1), len(lost), sum(lost))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.lost_batches} of {self.batches} batches lost, {self.single} with a single sample; "
+            f"{self.lost_plays} of {self.plays} plays of a batch lost"
+        )
 
 
 def needs_more(measured: Measurements, most_error: float) -> list[int]:

@@ -3,26 +3,28 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from kvsim.calibration.server.batches import ARRIVALS, BURST, DECODE, MIXED, PROMPT, Batch
+from kvsim.calibration.server.batches import ARRIVALS, BURST, MIXED, PROMPT, Batch
 from kvsim.core.request import Request
 from kvsim.pages.extents import Extent, count_pages
 
 PAUSE_S = 0.02
-"""Idle time before a batch, so that no request of the batch before it is left."""
+"""Idle time before a batch, beyond what its predecessor's other requests may take after the last one."""
 TOUCHED_PAUSE_S = 0.2
 BETWEEN_S = 4e-3
-"""From one request of a batch that decodes to the next, so that a server takes them in this order, and the last one ends last."""
+"""From one decoding request of a batch to the next, so that a server takes them in order: the last one usually ends last."""
 LEAD_STEPS, SPARE_STEPS = 10, 6
 """Decode steps before the first prompt of a mixed batch arrives, and between two of them beside the step of the prompt itself."""
 
 
 class Pace(NamedTuple):
-    """About how long the parts of a mixed batch take."""
+    """About how long the parts of a batch of several requests take."""
 
     begin_s: float
     """From the last request to the time when all decode."""
     decode_step_s: float
     mixed_step_s: float
+    others_s: float
+    """From the end of the last request until the others have ended, which a late client may have sent after it."""
 
 
 class Round(NamedTuple):
@@ -58,13 +60,13 @@ class RoundMaker:
             first, last = len(requests), len(requests) - 1
             self._add_batch(requests, batch, pace, last, pause_s)
             members.append(range(first, len(requests)))
-            pause_s = PAUSE_S
+            pause_s = PAUSE_S + (pace(batch).others_s if len(members[-1]) > 1 else 0.0)
         return Round(requests, members)
 
     def _add_batch(
         self, requests: list[Request], batch: Batch, pace_of: Callable[[Batch], Pace], after: int, pause_s: float
     ) -> None:
-        """Add a batch. Its last request is one that ends last."""
+        """Add a batch. Its last request is one that ends last if all are sent in time and computed in order."""
         if batch.kind == PROMPT:
             self._add(requests, self._path(0, batch.context, batch.tokens), 1, after, pause_s)
         if batch.kind == BURST:
@@ -76,7 +78,7 @@ class RoundMaker:
             between_s = pace.mixed_step_s + SPARE_STEPS * pace.decode_step_s
             for number in range(ARRIVALS):
                 self._add(requests, self._path(0, 0, batch.tokens), 1, after, begin_s + number * between_s)
-        for slot in range(batch.requests if batch.answer_tokens > 1 else 0):
+        for slot in range(batch.decoding):
             self._add(
                 requests,
                 self._path(slot, batch.context, self.page_tokens),
@@ -115,8 +117,3 @@ class RoundMaker:
                 delay_s=delay_s,
             )
         )
-
-
-def timed_prompts(batch: Batch) -> range:
-    """Return which requests of a batch are prompts that are timed: the first ones."""
-    return range({PROMPT: 1, BURST: batch.requests, DECODE: 0, MIXED: ARRIVALS}[batch.kind])

@@ -47,7 +47,8 @@ def works(reading: Reading, measured: Measurements) -> list[Work]:
     step = Work(decode_requests=batch.requests, decode_context_tokens=round(batch.requests * decoding))
     if batch.kind == DECODE:
         return [step]
-    prompt = Work(chunks=[(end - cached, cached)], sampled_tokens=1)
+    begin = min(cached, end - 1)
+    prompt = Work(chunks=[(end - begin, begin)], sampled_tokens=1)
     if not measured.joins_prompts:
         return [prompt, step]
     step.chunks, step.sampled_tokens = prompt.chunks, 1
