@@ -142,7 +142,7 @@ def page(found: Sequence[Compared]) -> list[str]:
         "Error of the simulation, and in brackets the spread of the server's own runs. The calibration had contexts of at most",
         "32,000 tokens in a step, all of one length, and its client was late in every round (39 of 147 plays lost). In the",
         "conversations, 50 requests decode over some 500,000 tokens: by their tokens' times, such a step takes about 6% longer",
-        "than the machine says, one with a prompt of 600 tokens beside them about 18%. Memory is full there, and who waits for it",
+        "than the machine says, one with a prompt of 600 tokens beside them 18%. Memory is full there, and who waits for it",
         "waits until others have ended, so that TTFTs are off by several times that.",
         "",
         *markdown(("pool", "workload", *TIMES.values(), "requests/s"), [time_row(one) for one in found]),
