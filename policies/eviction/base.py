@@ -163,8 +163,7 @@ class RankedEviction(EvictionPolicy):
                 self._limit_to_next(node)
             self._offered = node
             yield node
-            if self._offered is not None and self._offered.state[tier] == READY:
-                self._look_back()
+            self._look_back()
 
     def _look_back(self) -> None:
         """Remember the last node offered if it is still evictable and has not been announced again."""
