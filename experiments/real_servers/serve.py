@@ -48,11 +48,9 @@ POOLS = {
     "0.7x": Pool(8_400),
     "1.4x": Pool(16_800),
     "0.25x": Pool(3_000, workloads=("conversations",)),
-    "offload": Pool(
-        6_000, ("--kv-offloading-size", "16", "--kv-offloading-backend", "native"), workloads=("conversations", "sessions")
-    ),
+    "offload": Pool(6_000, ("--kv-offloading-size", "16", "--kv-offloading-backend", "native")),
 }
-"""1x: the smallest pool, in thousands of blocks, with which a simulation hits within one point of an unlimited pool."""
+"""1x: the smallest pool, to a thousand blocks, with which a simulation hits within one point of an unlimited pool."""
 
 
 @contextmanager

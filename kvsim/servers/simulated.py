@@ -255,9 +255,7 @@ def as_played(requests: Sequence[Request], run: ObservedRun) -> tuple[list[Reque
     loop, a request follows the one whose place it took in the run. Otherwise, each arrives when it was sent.
     """
     if run.concurrency is not None:
-        return _in_places(
-            requests, run
-        ), "Simulated requests arrive when the one has ended whose place they took in the first run."
+        return _in_places(requests, run), IN_PLACES
     arrivals_s = np.array([request.arrival_s for request in requests], dtype=np.float64)
     is_root = np.array([request.after < 0 for request in requests], dtype=bool)
     arrivals_s = (arrivals_s - arrivals_s[is_root].min(initial=np.inf)) / run.speed
