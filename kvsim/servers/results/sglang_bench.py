@@ -8,28 +8,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-import msgspec
-
 from kvsim.core.request import Request
-from kvsim.errors import UsageError
 from kvsim.results.observed import ObservedRun, ServerFacts
 from kvsim.servers.dialects.base import kept
 from kvsim.servers.dialects.sglang import SETTINGS
-from kvsim.servers.results.rows import Row, observed
+from kvsim.servers.results.lists import Lists, read_lists
+from kvsim.servers.results.rows import Row
 
 MEDIA = ("device", "host", "storage")
 
 
-class Run(msgspec.Struct):
-    """The fields that are read; times in seconds."""
+class Run(Lists):
+    """The fields that are read besides."""
 
-    input_lens: list[int]
-    output_lens: list[int]
-    ttfts: list[float]
-    itls: list[list[float]]
-    errors: list[str]
-    cached_tokens: list[int] = []
-    cached_tokens_details: list[dict[str, Any] | None] = []
+    cached_tokens: Sequence[int] = ()
+    cached_tokens_details: Sequence[dict[str, Any] | None] = ()
 
 
 def recognises(document: Mapping[str, Any]) -> bool:
@@ -60,29 +53,21 @@ def _model(flags: Mapping[str, Any]) -> str | None:
 
 def read(path: Path, documents: Sequence[Mapping[str, Any]], requests: Sequence[Request]) -> list[ObservedRun]:
     """Return the run of each object. Raises UsageError for a file without details."""
-    runs = []
-    for document in documents:
-        if "ttfts" not in document:
-            raise UsageError(f"results: {path} has no details of requests: repeat bench_serving with --output-details")
-        run = msgspec.convert(document, Run)
-        rows = [_row(run, number) for number in range(len(run.input_lens))]
-        runs.append(observed(path, "sglang bench", rows, requests))
-    return runs
+    return read_lists(
+        path, documents, requests, kind=Run, row_of=_row, client="sglang bench", details="bench_serving with --output-details"
+    )
 
 
 def _row(run: Run, number: int) -> Row:
-    try:
-        ttft_s, gaps_s = run.ttfts[number], run.itls[number]
-        details = run.cached_tokens_details[number] if run.cached_tokens_details else None
-        return Row(
-            ttft_s=ttft_s,
-            e2e_s=ttft_s + sum(gaps_s),
-            gaps_s=gaps_s,
-            prompt_tokens=run.input_lens[number],
-            output_tokens=run.output_lens[number],
-            cached_tokens=run.cached_tokens[number] if run.cached_tokens else None,
-            tier_tokens={medium: int(details[medium]) for medium in MEDIA if details.get(medium)} if details else {},
-            error=run.errors[number] or None,
-        )
-    except IndexError:
-        raise msgspec.ValidationError(f"its lists are not of the same length (request {number})") from None
+    ttft_s, gaps_s = run.ttfts[number], run.itls[number]
+    details = run.cached_tokens_details[number] if run.cached_tokens_details else None
+    return Row(
+        ttft_s=ttft_s,
+        e2e_s=ttft_s + sum(gaps_s),
+        gaps_s=gaps_s,
+        prompt_tokens=run.input_lens[number],
+        output_tokens=run.output_lens[number],
+        cached_tokens=run.cached_tokens[number] if run.cached_tokens else None,
+        tier_tokens={medium: int(details[medium]) for medium in MEDIA if details.get(medium)} if details else {},
+        error=run.errors[number] or None,
+    )
