@@ -16,6 +16,7 @@ from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engines.sglang.hosted_steps import HostedSteps
 from kvsim.engines.sglang.rules import SGLangRules
+from kvsim.engines.sglang.schedule import NodeSchedule
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
@@ -83,6 +84,18 @@ class Hosted:
         resets = [] if reset_at_s is None else [reset_at_s]
         engine = EngineSettings(max_batch_tokens=chunk, max_running_requests=most_running, reset_at_s=resets)
         self.engine = Engine(substrate, cache, self.prefetching, engine, FCFS(), schedule=settings.scheduler())
+
+    def check_in_each_pass(self) -> None:
+        """Check the whole cache whenever a pass has gathered what has ended."""
+        schedule = self.engine.schedule
+        assert isinstance(schedule, NodeSchedule)
+        gather = schedule._gather
+
+        def checked() -> None:
+            gather()
+            self.cache.check()
+
+        schedule._gather = checked  # type: ignore[method-assign]
 
     def run(self, requests: Sequence[Request], *, failures: Sequence[Failure] = ()) -> Outcome:
         outcome = Cluster([self.engine], failures=failures).run(list(requests))

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from kvsim.engines.sglang import schedule
-from kvsim.engines.sglang.schedule import NodeSchedule
 from kvsim.trace.mooncake import Mooncake
 from tests.engine.small import FOREVER, HARDWARE
 from tests.engines.slow_unified import SlowUnified, play_alone
@@ -183,15 +182,7 @@ def test_counts_stay_right_while_copies_are_under_way(seed: int, write: str, loo
         random.choice([24, 30, 60]), random.choice([10, 40, 200]), write=write, loop=loop, chunk=random.choice([8, 32, 8192]),
         cache_output=random.random() < 0.5, **rules,
     )  # fmt: skip
-    served = hosted.engine.schedule
-    assert isinstance(served, NodeSchedule)
-    gather = served._gather
-
-    def checked() -> None:
-        gather()
-        hosted.cache.check()
-
-    served._gather = checked  # type: ignore[method-assign]
+    hosted.check_in_each_pass()
     outcome = hosted.run(requests)
     assert (outcome.status == 0).sum() > 50
     assert hosted.log.copies or write != "write_through"

@@ -13,7 +13,6 @@ from kvsim.cluster.cluster import Failure
 from kvsim.core.request import Request
 from kvsim.core.serving import RulesError
 from kvsim.engines.sglang import queue, schedule, storage_lines
-from kvsim.engines.sglang.schedule import NodeSchedule
 from kvsim.policies.prefetch.adaptive import AdaptivePrefetch
 from kvsim.trace.mooncake import Mooncake
 from tests.engine.small import FOREVER, HARDWARE, PAGE_BYTES
@@ -354,15 +353,7 @@ def test_counts_stay_right_while_storage_is_busy(seed: int, write: str, loop: st
         cache_output=draw.random() < 0.5, prefetch=ahead(drawn.stop, base_s=drawn.base_s),
         reset_at_s=drawn.requests[40].arrival_s, prefetch_counts="unmatched" if drawn.is_unmatched else "stored", **rules,
     )  # fmt: skip
-    served = hosted.engine.schedule
-    assert isinstance(served, NodeSchedule)
-    gather = served._gather
-
-    def checked() -> None:
-        gather()
-        hosted.cache.check()
-
-    served._gather = checked  # type: ignore[method-assign]
+    hosted.check_in_each_pass()
     try:
         outcome = hosted.run(drawn.requests)
     except RulesError:
