@@ -81,14 +81,14 @@ def wait_until_ready(process: "subprocess.Popen[bytes]", log: Path) -> None:
     raise SystemExit(f"the server is not ready:\n{log.read_text()[-3000:]}")
 
 
-def play(workload: Workload, folder: Path) -> None:
+def play(workload: Workload, folder: Path, runs: int) -> None:
     """Play a workload and write each run."""
     config, choices = compose_with_choices(["preset=vllm", *workload.settings])
     plan = build_run(config, command="simulate", overrides=[], choices=choices)
     trace, _ = load_trace(plan)
     settings = ServerSettings(url=URL, speed=workload.speed, warmup_requests=2)
     folder.mkdir(parents=True, exist_ok=True)
-    for number in range(1, RUNS + 1):
+    for number in range(1, runs + 1):
         began = time.monotonic()
         run = play_server(trace.requests, plan.page_tokens, settings)
         write_observed(folder / f"{number}.jsonl.gz", run)
@@ -114,8 +114,8 @@ def main() -> None:
                 calibrate(options.output, options.seconds)
                 print(f"{name}: calibrated after {time.monotonic() - began:.0f} s", flush=True)
             for workload in workloads(options.conversations):
-                if workload.name in pool.workloads:
-                    play(workload, options.output / name / workload.name)
+                if workload.name in pool.workloads and workload.name in options.workloads.split(","):
+                    play(workload, options.output / name / workload.name, options.runs)
 
 
 def parsed() -> Namespace:
@@ -123,6 +123,8 @@ def parsed() -> Namespace:
     parser.add_argument("--conversations", type=Path, required=True, help="the file that workloads.py writes")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--pools", default=",".join(POOLS))
+    parser.add_argument("--workloads", default="conversations,sessions")
+    parser.add_argument("--runs", type=int, default=RUNS, help="of each workload")
     parser.add_argument("--command", required=True, help="starts the server on port 8000, without the number of blocks")
     parser.add_argument("--calibrate", action="store_true")
     parser.add_argument("--seconds", type=float, default=80.0, help="time for the calibration")

@@ -1,7 +1,7 @@
 """Which batches a server is measured with, and what is read of them."""
 
 import warnings
-from math import inf, isnan
+from math import inf, isnan, lcm
 
 import numpy as np
 import pytest
@@ -32,11 +32,11 @@ SMALL = Limits(step_tokens=512, longest_tokens=600, requests=9, context_tokens=2
 @pytest.mark.parametrize("page_tokens", [1, 16, 64])
 def test_all_batches_fit_the_server_in_whole_pages(limits: Limits, page_tokens: int) -> None:
     batches = design(limits, page_tokens, seed=3)
-    assert sum(contexts(batches)) <= limits.context_tokens
+    assert sum(contexts(batches, lcm(16, page_tokens))) <= limits.context_tokens
     assert {batch.kind for batch in batches} == {PROMPT, BURST, DECODE, MIXED} if limits is LARGE else {PROMPT, DECODE, MIXED}
     for batch in batches:
         assert batch.tokens % 16 == batch.context % 16 == batch.tokens % page_tokens == batch.context % page_tokens == 0
-        assert batch.longest_tokens() <= limits.longest_tokens and batch.requests <= limits.requests
+        assert batch.longest_tokens(lcm(16, page_tokens)) <= limits.longest_tokens and batch.requests <= limits.requests
         assert batch.kind != MIXED or batch.tokens + batch.requests <= limits.step_tokens
 
 
@@ -59,29 +59,40 @@ def test_a_context_is_as_long_as_the_longest_batch_that_uses_it() -> None:
         Batch(kind=DECODE, requests=2, context=32),
         Batch(kind=BURST, tokens=16, requests=5),
     ]
-    assert contexts(batches) == [64, 32]
+    assert contexts(batches, 16) == [64, 16]
+
+
+def test_contexts_of_requests_that_decode_together_differ_and_have_the_average() -> None:
+    assert Batch(kind=DECODE, requests=3, context=64).contexts(16) == [96, 64, 32]
+    assert Batch(kind=MIXED, tokens=16, requests=1, context=64).contexts(16) == [64]
+    assert Batch(kind=DECODE, requests=2).contexts(16) == Batch(kind=PROMPT, tokens=16).contexts(16) == []
+    assert Batch(kind=DECODE, requests=2, context=16).contexts(16) == [32, 16]  # no context is empty
+    for batch in design(LARGE, 16, seed=0):
+        if batch.decoding and batch.context:
+            own = batch.contexts(16)
+            assert len(own) == batch.requests and sum(own) / len(own) == pytest.approx(batch.context, rel=0.06)
 
 
 def test_rounds_share_their_contexts_and_nothing_else() -> None:
     batches = [Batch(kind=PROMPT, tokens=32, context=64), Batch(kind=DECODE, requests=2, context=32)]
-    maker = RoundMaker(contexts(batches), 16, first_page=1000)
+    maker = RoundMaker(contexts(batches, 16), 16, first_page=1000)
     one, other = [maker.make(order, lambda _: Pace(0.0, 0.0, 0.0, 0.0)) for order in (batches, batches[::-1])]
     assert one.members == [range(2, 3), range(3, 5)] and other.members == [range(2, 4), range(4, 5)]
-    assert [request.runs for request in one.requests[:2]] == [((1000, 4),), ((1004, 2),)]
-    assert [request.runs for request in other.requests[:2]] == [((1000, 4),), ((1004, 2),)]
-    assert [request.prompt_tokens for request in one.requests] == [64, 32, 96, 48, 48]
-    assert [request.runs[0] for request in one.requests[2:]] == [(1000, 4), (1000, 2), (1004, 2)]
+    assert [request.runs for request in one.requests[:2]] == [((1000, 4),), ((1004, 1),)]
+    assert [request.runs for request in other.requests[:2]] == [((1000, 4),), ((1004, 1),)]
+    assert [request.prompt_tokens for request in one.requests] == [64, 16, 96, 64, 32]
+    assert [request.runs[0] for request in one.requests[2:]] == [(1000, 4), (1000, 3), (1004, 1)]
     assert [(request.after, request.delay_s) for request in one.requests[2:]] == [
         (1, TOUCHED_PAUSE_S), (2, PAUSE_S), (2, PAUSE_S + BETWEEN_S),
     ]  # fmt: skip
     own = [request.runs[-1] for made in (one, other) for request in made.requests[2:]]
     pages = [page for start, count in own for page in range(start, start + count)]
-    assert len(set(pages)) == len(pages) and min(pages) > 1005
+    assert len(set(pages)) == len(pages) and min(pages) > 1004
 
 
 def test_prompts_of_a_mixed_batch_arrive_one_by_one_while_the_others_decode() -> None:
     batch = Batch(kind=MIXED, tokens=64, requests=2, context=16)
-    made = RoundMaker(contexts([batch]), 16, first_page=1).make([batch], lambda _: Pace(1.0, 0.1, 0.5, 0.0))
+    made = RoundMaker(contexts([batch], 16), 16, first_page=1).make([batch], lambda _: Pace(1.0, 0.1, 0.5, 0.0))
     prompts = made.requests[2:5]
     assert [request.delay_s for request in prompts] == pytest.approx(
         [TOUCHED_PAUSE_S + BETWEEN_S + after for after in (2.0, 3.1, 4.2)]
@@ -97,7 +108,7 @@ def test_a_batch_waits_for_all_requests_of_the_one_before() -> None:
         Batch(kind=DECODE, requests=2),
         Batch(kind=PROMPT, tokens=16),
     ]
-    made = RoundMaker(contexts(batches), 16, first_page=1).make(batches, lambda batch: Pace(0.0, 0.0, 0.0, batch.requests / 2))
+    made = RoundMaker(contexts(batches, 16), 16, first_page=1).make(batches, lambda batch: Pace(0.0, 0.0, 0.0, batch.requests / 2))
     firsts = [made.requests[members.start] for members in made.members]
     assert [(one.after, one.delay_s) for one in firsts] == [
         (-1, TOUCHED_PAUSE_S), (2, PAUSE_S + 1.5), (3, PAUSE_S), (5, PAUSE_S + 1.0),
@@ -169,7 +180,7 @@ def test_an_engine_that_computes_prompts_apart_decodes_in_a_step_of_its_own() ->
     found = reading(batch, [MIXED_PLAYED])
     assert found is not None
     joined, apart = works(found, measurements(joins=True)), works(found, measurements(joins=False))
-    context = 16 + 16 + 8 // 2  # in the middle of an answer of 8 tokens
+    context = MIXED_PLAYED.requests[-1].prompt_tokens + 8 // 2  # in the middle of an answer of 8 tokens
     assert [(work.chunks, work.decode_requests, work.decode_context_tokens) for work in joined] == [([(64, 0)], 1, context)]
     assert [(work.chunks, work.decode_requests) for work in apart] == [([(64, 0)], 0), ([], 1)]
 

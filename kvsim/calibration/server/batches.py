@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, zip_longest
 from math import exp, lcm, log
 from typing import Annotated, Literal
 
@@ -21,6 +21,8 @@ GRAIN = 16
 """Tokens of prompts and contexts are multiples of this and of the server's page size."""
 ARRIVALS = 3
 """Prompts that arrive, one after another, in a mixed batch."""
+DECODED = 144
+"""Tokens that decoding requests generate, beyond those while others begin: what a late client sees of fewer is too fast or slow."""
 
 PROMPTS = (
     (16, 0), (64, 0), (128, 0), (256, 0), (384, 0), (512, 0), (768, 0), (1024, 0), (1536, 0), (2048, 0), (3072, 0), (4096, 0),
@@ -31,12 +33,18 @@ PROMPTS = (
 BURSTS = ((512, 12), (2048, 8))
 """(tokens to compute of each prompt, prompts)."""
 DECODES = (
-    (1, 128), (1, 4096), (1, 16384), (4, 1024), (8, 4096), (16, 256), (16, 2048), (32, 256), (32, 2048), (64, 256), (64, 1536),
-    (128, 128), (128, 768),
+    (1, 128), (1, 4096), (1, 16384), (4, 1024), (8, 4096), (16, 256), (16, 2048), (16, 12288), (32, 256), (32, 2048), (32, 8192),
+    (48, 8192), (64, 256), (64, 1536), (128, 128), (128, 768),
 )  # fmt: skip
-"""(requests, cached tokens of each)."""
-MIXES = ((256, 8, 1024), (1024, 8, 1024), (4096, 8, 1024), (512, 32, 1024), (2048, 32, 1024), (256, 64, 256), (1024, 64, 1024))
-"""(tokens to compute, decoding requests, cached tokens of each)."""
+"""(requests, cached tokens of each on average)."""
+MIXES = (
+    (256, 8, 1024), (1024, 8, 1024), (4096, 8, 1024), (512, 32, 1024), (2048, 32, 1024), (256, 64, 256), (1024, 64, 1024),
+    (512, 16, 8192), (2048, 32, 8192), (512, 48, 8192),
+)  # fmt: skip
+"""(tokens to compute, decoding requests, cached tokens of each on average)."""
+SHORTEST = 0.5
+"""The shortest context of requests that decode together, relative to their average: contexts differ, as those of real requests do,
+from this to 2 - this in even steps."""
 HELD_OUT = {PROMPT: 6, BURST: 1, DECODE: 5, MIXED: 3}
 """How many batches of each kind only show how well the others predict."""
 
@@ -51,7 +59,7 @@ class Batch:
     requests: Count = 0
     """Decoding requests, or prompts of a burst; 0 for a prompt alone."""
     context: Count = 0
-    """Cached tokens before those of the prompt, or of each decoding request."""
+    """Cached tokens before those of the prompt, or of each decoding request on average."""
     is_held_out: bool = False
 
     @property
@@ -69,17 +77,26 @@ class Batch:
         """Length of the answers: enough that all requests of a batch decode at the same time for a while."""
         if self.kind in (PROMPT, BURST):
             return 1
-        return 48 + self.requests + (16 * ARRIVALS if self.kind == MIXED else 0)
+        return DECODED + self.requests + (16 * ARRIVALS if self.kind == MIXED else 0)
 
     @property
     def slots(self) -> int:
         """How many cached contexts it needs."""
         return max(self.requests, 1) if self.context else 0
 
-    def longest_tokens(self) -> int:
+    def contexts(self, grain: int) -> list[int]:
+        """Return the cached tokens of each request that has some, in multiples of ``grain``, the longest first."""
+        if self.slots < 2:
+            return [self.context] * self.slots
+        steps = self.slots - 1
+        shares = (SHORTEST + (steps - slot) / steps * 2 * (1 - SHORTEST) for slot in range(self.slots))
+        return [max(1, round(share * self.context / grain)) * grain for share in shares]
+
+    def longest_tokens(self, grain: int) -> int:
         """Return the most tokens of a prompt and its answer in the batch."""
         alone = self.tokens + (self.context if self.kind == PROMPT else 0)
-        return max(self.context + 2 * GRAIN + self.answer_tokens, alone + 1)
+        decoding = max(self.contexts(grain), default=0) + grain + self.answer_tokens
+        return max(alone + 1, decoding if self.decoding else 0)
 
     def label(self) -> str:
         """Say what it is, in a few words."""
@@ -105,21 +122,20 @@ class Limits:
     context_tokens: int
     """Tokens of all contexts that are kept in the cache for the whole measurement."""
 
-    def hold(self, batch: Batch) -> bool:
-        """Return whether a batch fits. A mixed one must compute its prompt in one step."""
+    def hold(self, batch: Batch, grain: int) -> bool:
+        """Return whether a batch fits, with contexts of multiples of ``grain``. A mixed one must compute its prompt in one step."""
         is_whole = batch.kind != MIXED or batch.tokens + batch.requests <= self.step_tokens
         return (
             is_whole
-            and batch.longest_tokens() <= self.longest_tokens
+            and batch.longest_tokens(grain) <= self.longest_tokens
             and batch.requests + (batch.kind == MIXED) <= self.requests
             and batch.requests * batch.context <= self.context_tokens
         )
 
 
-def contexts(batches: Sequence[Batch]) -> list[int]:
-    """Return the tokens of each context that the batches need: a batch begins with the first ones, cut to its length."""
-    most = max([batch.slots for batch in batches], default=0)
-    return [max(batch.context for batch in batches if batch.slots > slot) for slot in range(most)]
+def contexts(batches: Sequence[Batch], grain: int) -> list[int]:
+    """Return the tokens of each context that the batches need: a batch begins with the first ones, cut to its lengths."""
+    return [max(lengths) for lengths in zip_longest(*(batch.contexts(grain) for batch in batches), fillvalue=0)]
 
 
 def design(limits: Limits, page_tokens: int, seed: int) -> list[Batch]:
@@ -132,8 +148,8 @@ def design(limits: Limits, page_tokens: int, seed: int) -> list[Batch]:
         *(Batch(kind=MIXED, tokens=tokens, requests=requests, context=context) for tokens, requests, context in MIXES),
     ]
     fitting = list(dict.fromkeys(whole(batch, grain) for batch in designed))
-    fitting = [batch for batch in fitting if limits.hold(batch)]
-    while sum(contexts(fitting)) > limits.context_tokens:
+    fitting = [batch for batch in fitting if limits.hold(batch, grain)]
+    while sum(contexts(fitting, grain)) > limits.context_tokens:
         fitting.remove(max(fitting, key=lambda batch: batch.slots * batch.context))
     drawn = chain.from_iterable(held_out(fitting, limits, grain, kind, seed) for kind in KINDS)
     return [*fitting, *drawn]
@@ -161,7 +177,7 @@ def held_out(designed: Sequence[Batch], limits: Limits, grain: int, kind: Kind, 
         sizes = [between(getattr(one, name), getattr(other, name), share) for name in ("tokens", "requests", "context")]
         batch = whole(Batch(kind=kind, tokens=sizes[0], requests=sizes[1], context=sizes[2], is_held_out=True), grain)
         is_new = replace(batch, is_held_out=False) not in designed and batch not in drawn
-        if is_new and limits.hold(batch) and sum(contexts([*designed, *drawn, batch])) <= limits.context_tokens:
+        if is_new and limits.hold(batch, grain) and sum(contexts([*designed, *drawn, batch], grain)) <= limits.context_tokens:
             drawn.append(batch)
         if len(drawn) == HELD_OUT[kind]:
             break

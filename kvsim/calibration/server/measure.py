@@ -20,7 +20,7 @@ from kvsim.hardware.spec import HardwareSpec
 from kvsim.model.spec import ModelSpec
 from kvsim.results.observed import NOT_TOLD, ObservedRun, ServerFacts
 
-LEAST_ROUNDS = 3
+LEAST_ROUNDS = 2
 MOST_ROUNDS = 8
 GOOD_ENOUGH = 0.01
 """Relative standard error at which a batch needs no further round."""
@@ -29,8 +29,9 @@ RUNNING = ("scheduler_config.max_num_seqs", "max_running_requests")
 LONGEST = ("model_config.max_model_len", "context_length")
 JOINS = {"sglang": "enable_mixed_chunk"}
 """Engines that compute prompts in steps of their own unless this setting is on."""
-CONTEXT_SHARE = 0.5
-"""Share of the server's cache that contexts may take, so that prompts do not push them out."""
+CONTEXT_SHARE, ROUND_TOKENS = 0.5, 350_000
+"""Contexts may take this share of the server's cache, or all but the tokens of a round beside them, so that these do not push them
+out."""
 ASSUMED_CAPACITY = 400_000
 """Tokens of a server's cache that says nothing of it."""
 
@@ -81,7 +82,7 @@ def measure(
         played=[],
     )
     measured.batches = design(limits_of(facts, measured.step_tokens, settings.longest_tokens), grain, settings.seed)
-    maker = RoundMaker(contexts(measured.batches), grain, 1 + randbelow(MOST_PAGES))
+    maker = RoundMaker(contexts(measured.batches, grain), grain, 1 + randbelow(MOST_PAGES))
     rng = np.random.default_rng(settings.seed)
     everything = left = list(range(len(measured.batches)))
     took_s = 0.0
@@ -168,7 +169,7 @@ def limits_of(facts: ServerFacts, step_tokens: int, longest_tokens: int | None) 
         step_tokens=step_tokens,
         longest_tokens=min([*longest, capacity]),
         requests=number_of(facts, RUNNING) or 256,
-        context_tokens=int(capacity * CONTEXT_SHARE),
+        context_tokens=max(int(capacity * CONTEXT_SHARE), capacity - ROUND_TOKENS),
     )
 
 

@@ -142,6 +142,8 @@ class Reading(msgspec.Struct, kw_only=True):
     """Of each timed prompt."""
     answer_tokens: int
     """Of each decoding request."""
+    decoding_tokens: int
+    """Of the prompts of all decoding requests together."""
 
 
 def readings(measured: Measurements) -> list[Reading]:
@@ -165,6 +167,7 @@ def reading(batch: Batch, played: Sequence[Played]) -> Reading | None:
         error=relative_error(values),
         cached_tokens=round(median(told)) if told else expected,
         answer_tokens=undisturbed[0].requests[-1].output_tokens,
+        decoding_tokens=sum(seen.prompt_tokens for seen in undisturbed[0].requests[batch.prompts :]),
     )
 
 

@@ -78,10 +78,11 @@ class RoundMaker:
             between_s = pace.mixed_step_s + SPARE_STEPS * pace.decode_step_s
             for number in range(ARRIVALS):
                 self._add(requests, self._path(0, 0, batch.tokens), 1, after, begin_s + number * between_s)
+        own = batch.contexts(self.page_tokens) or [0] * batch.decoding
         for slot in range(batch.decoding):
             self._add(
                 requests,
-                self._path(slot, batch.context, self.page_tokens),
+                self._path(slot, own[slot], self.page_tokens),
                 batch.answer_tokens,
                 after,
                 pause_s + slot * BETWEEN_S,

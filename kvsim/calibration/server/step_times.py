@@ -43,8 +43,10 @@ def works(reading: Reading, measured: Measurements) -> list[Work]:
         return chunks(cached, end, measured.step_tokens)
     if batch.kind == BURST:
         return burst(batch.tokens, batch.requests, measured.step_tokens)
-    decoding = batch.context + measured.page_tokens + reading.answer_tokens / 2
-    step = Work(decode_requests=batch.requests, decode_context_tokens=round(batch.requests * decoding))
+    step = Work(
+        decode_requests=batch.requests,
+        decode_context_tokens=reading.decoding_tokens + batch.requests * reading.answer_tokens // 2,
+    )
     if batch.kind == DECODE:
         return [step]
     begin = min(cached, end - 1)
@@ -101,6 +103,13 @@ def steps_s(steps: WarmSteps, works: Sequence[Work]) -> float:
 def batch_s(batch: Batch, measured: Measurements, model: ModelSpec, hardware: HardwareSpec) -> float:
     """Return the seconds that a machine would take for a batch, before anything was measured."""
     cached = batch.context if batch.kind == PROMPT else 0
-    answer = batch.answer_tokens
-    guess = Reading(batch=batch, seconds=1.0, samples=0, error=1.0, cached_tokens=cached, answer_tokens=answer)
+    guess = Reading(
+        batch=batch,
+        seconds=1.0,
+        samples=0,
+        error=1.0,
+        cached_tokens=cached,
+        answer_tokens=batch.answer_tokens,
+        decoding_tokens=batch.decoding * (batch.context + measured.page_tokens),
+    )
     return expected_s([Point(reading=guess, works=works(guess, measured))], model, hardware)[0]
