@@ -108,7 +108,9 @@ def test_a_batch_waits_for_all_requests_of_the_one_before() -> None:
         Batch(kind=DECODE, requests=2),
         Batch(kind=PROMPT, tokens=16),
     ]
-    made = RoundMaker(contexts(batches, 16), 16, first_page=1).make(batches, lambda batch: Pace(0.0, 0.0, 0.0, batch.requests / 2))
+    made = RoundMaker(contexts(batches, 16), 16, first_page=1).make(
+        batches, lambda batch: Pace(0.0, 0.0, 0.0, batch.requests / 2)
+    )
     firsts = [made.requests[members.start] for members in made.members]
     assert [(one.after, one.delay_s) for one in firsts] == [
         (-1, TOUCHED_PAUSE_S), (2, PAUSE_S + 1.5), (3, PAUSE_S), (5, PAUSE_S + 1.0),

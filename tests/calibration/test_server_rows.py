@@ -81,7 +81,12 @@ def test_neighbours_are_rows_of_the_same_part_side_by_side() -> None:
 
 def test_one_large_error_counts_where_models_are_compared() -> None:
     reading = Reading(
-        batch=Batch(kind=PROMPT, tokens=16, is_held_out=True), seconds=1.0, samples=3, error=0.0, cached_tokens=0, answer_tokens=1,
+        batch=Batch(kind=PROMPT, tokens=16, is_held_out=True),
+        seconds=1.0,
+        samples=3,
+        error=0.0,
+        cached_tokens=0,
+        answer_tokens=1,
         decoding_tokens=0,
     )
     known = [Point(reading=reading, works=WORKS[:1])] * 4

@@ -22,7 +22,7 @@ GRAIN = 16
 ARRIVALS = 3
 """Prompts that arrive, one after another, in a mixed batch."""
 DECODED = 144
-"""Tokens that decoding requests generate, beyond those while others begin: what a late client sees of fewer is too fast or slow."""
+"""Tokens that decoding requests generate, beyond those while others begin: of fewer, a late client sees too little."""
 
 PROMPTS = (
     (16, 0), (64, 0), (128, 0), (256, 0), (384, 0), (512, 0), (768, 0), (1024, 0), (1536, 0), (2048, 0), (3072, 0), (4096, 0),
@@ -43,8 +43,8 @@ MIXES = (
 )  # fmt: skip
 """(tokens to compute, decoding requests, cached tokens of each on average)."""
 SHORTEST = 0.5
-"""The shortest context of requests that decode together, relative to their average: contexts differ, as those of real requests do,
-from this to 2 - this in even steps."""
+"""The shortest context of requests that decode together, relative to their average: contexts differ, as those of real requests
+do, from this to 2 - this in even steps."""
 HELD_OUT = {PROMPT: 6, BURST: 1, DECODE: 5, MIXED: 3}
 """How many batches of each kind only show how well the others predict."""
 
@@ -123,7 +123,7 @@ class Limits:
     """Tokens of all contexts that are kept in the cache for the whole measurement."""
 
     def hold(self, batch: Batch, grain: int) -> bool:
-        """Return whether a batch fits, with contexts of multiples of ``grain``. A mixed one must compute its prompt in one step."""
+        """Return whether a batch fits, in multiples of ``grain``. A mixed one must compute its prompt in one step."""
         is_whole = batch.kind != MIXED or batch.tokens + batch.requests <= self.step_tokens
         return (
             is_whole

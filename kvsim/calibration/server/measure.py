@@ -30,8 +30,7 @@ LONGEST = ("model_config.max_model_len", "context_length")
 JOINS = {"sglang": "enable_mixed_chunk"}
 """Engines that compute prompts in steps of their own unless this setting is on."""
 CONTEXT_SHARE, ROUND_TOKENS = 0.5, 350_000
-"""Contexts may take this share of the server's cache, or all but the tokens of a round beside them, so that these do not push them
-out."""
+"""Contexts may take this share of the server's cache, or all but the tokens of a round beside them, which would push them out."""
 ASSUMED_CAPACITY = 400_000
 """Tokens of a server's cache that says nothing of it."""
 
