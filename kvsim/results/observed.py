@@ -53,6 +53,8 @@ class ObservedRun:
     say. Empty if it never does."""
     queued_s: npt.NDArray[np.float64]
     """Time in the server's queue, as the server says. NaN where it does not."""
+    prefill_s: npt.NDArray[np.float64]
+    """Time from its admission to its first token, as the server says. NaN where it does not."""
     errors: Sequence[str | None]
     facts: ServerFacts | None = None
     counters: Mapping[str, float] = field(default_factory=dict)
@@ -88,9 +90,18 @@ class ObservedRun:
         late = (self.sent_s - self.due_s)[~np.isnan(self.sent_s)]
         return float(np.quantile(late, share)) if len(late) else 0.0
 
+    def admitted_s(self) -> npt.NDArray[np.float64]:
+        """Return when each request was admitted, on the client's clock: before its first token, by the time that the server says,
+        else after its time in the queue, else with its first token.
+
+        The first of these is late by the way of a token back to the client, as all that the client sees of answers is, and so the
+        order of admissions and ends is the server's. The second is early by the way to the server.
+        """
+        queued = np.where(np.isnan(self.queued_s), self.first_token_s, self.sent_s + self.queued_s)
+        admitted = self.first_token_s - self.prefill_s
+        return np.where(np.isnan(admitted), queued, admitted)
+
     def admitted(self) -> npt.NDArray[np.int64]:
-        """Return the requests that succeeded in the order in which the server admitted them, as far as it is known: by the end
-        of their time in the queue, else by their first token."""
-        turn = np.where(np.isnan(self.queued_s), self.first_token_s, self.sent_s + self.queued_s)
-        order = np.argsort(turn, kind="stable")
+        """Return the requests that succeeded in the order in which the server admitted them, as far as it is known."""
+        order = np.argsort(self.admitted_s(), kind="stable")
         return order[[self.errors[number] is None for number in order]] if len(order) else order

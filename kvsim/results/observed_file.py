@@ -64,6 +64,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     cached_tokens: int | None = None
     tier_tokens: dict[str, int] = {}
     queued_s: float | None = None
+    prefill_s: float | None = None
     error: str | None = None
 
 
@@ -106,6 +107,7 @@ def _line(run: ObservedRun, number: int) -> Line:
         cached_tokens=None if cached == NOT_TOLD else cached,
         tier_tokens={tier: int(tokens[number]) for tier, tokens in run.tier_tokens.items() if tokens[number] != NOT_TOLD},
         queued_s=_or_null(run.queued_s[number]),
+        prefill_s=_or_null(run.prefill_s[number]),
         error=run.errors[number],
     )
 
@@ -148,6 +150,7 @@ def _run(head: Head, lines: Sequence[Line]) -> ObservedRun:
         cached_tokens=_counts(NOT_TOLD if line.cached_tokens is None else line.cached_tokens for line in lines),
         tier_tokens={tier: _counts(line.tier_tokens.get(tier, NOT_TOLD) for line in lines) for tier in tiers},
         queued_s=_times(line.queued_s for line in lines),
+        prefill_s=_times(line.prefill_s for line in lines),
         errors=[line.error for line in lines],
         facts=None if head.facts is None else ServerFacts(**msgspec.structs.asdict(head.facts)),
         counters=head.counters,

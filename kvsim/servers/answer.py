@@ -25,4 +25,5 @@ class Answer:
     cached_tokens: int = NOT_TOLD
     tier_tokens: dict[str, int] = field(default_factory=dict)
     queued_s: float = nan
+    prefill_s: float = nan
     error: str | None = None

@@ -143,6 +143,7 @@ class Played:
             cached_tokens=np.array([answer.cached_tokens for answer in answers], dtype=np.int64),
             tier_tokens={tier: np.array([tier_tokens(one, tier) for one in answers], dtype=np.int64) for tier in tiers},
             queued_s=np.array([answer.queued_s for answer in answers], dtype=np.float64),
+            prefill_s=np.array([answer.prefill_s for answer in answers], dtype=np.float64),
             errors=[answer.error for answer in answers],
             facts=self.known.facts,
             counters=rises,

@@ -204,7 +204,7 @@ def observed(sent_s: list[float], end_s: list[float]) -> ObservedRun:
     whole = np.full(len(sent), 16)
     return ObservedRun(
         source="", client="", due_s=sent, sent_s=sent, first_token_s=ends, end_s=ends, token_gaps_s=[np.array([])] * len(sent),
-        prompt_tokens=whole, output_tokens=whole, cached_tokens=whole, tier_tokens={}, queued_s=ends,
+        prompt_tokens=whole, output_tokens=whole, cached_tokens=whole, tier_tokens={}, queued_s=ends, prefill_s=ends,
         errors=[None if not isnan(end) else "HTTP 500" for end in end_s],
     )  # fmt: skip
 

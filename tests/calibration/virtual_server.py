@@ -56,6 +56,7 @@ class VirtualServer:
             cached_tokens=np.array([hit * page_tokens for hit in outcome.columns["hit_pages"].sum(axis=1)]),
             tier_tokens={},
             queued_s=np.full(len(sent), np.nan),
+            prefill_s=np.full(len(sent), np.nan),
             errors=[None] * len(sent),
             facts=self.facts,
         )

@@ -34,6 +34,7 @@ RUN = ObservedRun(
     cached_tokens=np.array([0, 8, NOT_TOLD]),
     tier_tokens={"device": np.array([NOT_TOLD, 6, NOT_TOLD]), "host": np.array([NOT_TOLD, 2, NOT_TOLD])},
     queued_s=np.array([0.2, 0.01, nan]),
+    prefill_s=np.array([nan, 0.05, nan]),
     errors=[None, None, "HTTP 429: too many"],
     facts=FACTS,
     counters={'sglang:cached_tokens_total{cache_source="device"}': 6.0},
@@ -87,9 +88,12 @@ def test_files_that_are_no_runs_are_refused(tmp_path: Path) -> None:
         read_observed(tmp_path / "none.jsonl.gz")
 
 
-def test_admission_is_the_end_of_the_queue_or_the_first_token() -> None:
-    assert RUN.admitted().tolist() == [1, 0], "in the queue until 0.1115 and 0.201"
-    assert replace(RUN, queued_s=np.full(3, nan), first_token_s=np.array([0.2, 0.3, nan])).admitted().tolist() == [0, 1]
+def test_admission_is_before_the_first_token_or_at_the_end_of_the_queue_or_the_first_token() -> None:
+    np.testing.assert_allclose(RUN.admitted_s(), [0.201, 0.25, nan])
+    assert RUN.admitted().tolist() == [0, 1]
+    untold = replace(RUN, prefill_s=np.full(3, nan))
+    assert untold.admitted().tolist() == [1, 0], "in the queue until 0.1115 and 0.201"
+    assert replace(untold, queued_s=np.full(3, nan), first_token_s=np.array([0.2, 0.3, nan])).admitted().tolist() == [0, 1]
 
 
 def test_a_run_is_shown_in_one_line() -> None:

@@ -36,7 +36,8 @@ def test_vllm_tells_cached_tokens_and_the_queue_at_the_end() -> None:
     usage = {"prompt_tokens": 31, "total_tokens": 35, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 16}}
     times = {"time_to_first_token_ms": 9.0, "queue_time_ms": 2.5, "mean_itl_ms": 1.0, "tokens_per_second": 99.0}
     assert not Vllm().read(closing(usage=usage, metrics=times), answer)
-    assert (answer.prompt_tokens, answer.output_tokens, answer.cached_tokens, answer.queued_s) == (31, 4, 16, 0.0025)
+    assert (answer.prompt_tokens, answer.output_tokens, answer.cached_tokens) == (31, 4, 16)
+    assert (answer.queued_s, answer.prefill_s) == (0.0025, 0.009)
 
 
 def test_a_last_token_of_vllm_may_have_no_text() -> None:

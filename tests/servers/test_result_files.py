@@ -80,9 +80,11 @@ def test_vllm_bench_has_times_in_the_order_of_the_trace_and_no_hits(tmp_path: Pa
 
 
 def test_newer_files_of_vllm_bench_have_latencies_and_times_in_the_queue(tmp_path: Path) -> None:
-    run = read(tmp_path, VLLM | {"latencies": [0.9, 0.5, 0.0], "queue_times": [0.25, None, None]})
+    run = read(
+        tmp_path, VLLM | {"latencies": [0.9, 0.5, 0.0], "queue_times": [0.25, None, None], "server_ttfts": [0.2, None, None]}
+    )
     assert run.end_s[:2].tolist() == [0.9, 1.5]
-    assert run.queued_s[0] == 0.25 and np.isnan(run.queued_s[1])
+    assert (run.queued_s[0], run.prefill_s[0]) == (0.25, 0.2) and np.isnan([run.queued_s[1], run.prefill_s[1]]).all()
 
 
 def test_every_run_that_was_appended_is_read(tmp_path: Path) -> None:

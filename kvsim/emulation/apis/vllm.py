@@ -36,7 +36,9 @@ class Vllm(OpenAI):
     def closing(self, served: Served) -> dict[str, Any]:
         if not self.settings.tells_times:
             return super().closing(served)
-        return super().closing(served) | {"metrics": {"queue_time_ms": self.queued_s(served) * 1000}}
+        prefill_s = served.first_token_s - served.request.arrival_s - served.queued_s
+        times = {"queue_time_ms": self.queued_s(served) * 1000, "time_to_first_token_ms": prefill_s / self.emulator.speed * 1000}
+        return super().closing(served) | {"metrics": times}
 
     def metrics(self) -> list[Metric]:
         served = [one for one in self.emulator.served if one.generated]

@@ -42,6 +42,7 @@ def as_observed(outcome: Outcome, source: str) -> ObservedRun:
         cached_tokens=tokens.sum(axis=1),
         tier_tokens=_by_medium(outcome, tokens),
         queued_s=outcome.columns["queue_s"],
+        prefill_s=np.full(len(outputs), np.nan),
         errors=[REJECTED if one else None for one in is_rejected.tolist()],
     )
 
@@ -71,6 +72,7 @@ def among_all(run: ObservedRun, was_played: np.ndarray) -> ObservedRun:
         cached_tokens=whole(run.cached_tokens),
         tier_tokens={medium: whole(tokens) for medium, tokens in run.tier_tokens.items()},
         queued_s=whole(run.queued_s, np.nan),
+        prefill_s=whole(run.prefill_s, np.nan),
         errors=errors,
     )
 
@@ -88,13 +90,13 @@ def _by_medium(outcome: Outcome, tokens: np.ndarray) -> dict[str, np.ndarray]:
 def moments_of(run: ObservedRun) -> Moments:
     """Return when what happened to the requests that succeeded, as far as it is known.
 
-    Without a time in the queue, a request counts as admitted when its first token came: its order is then known, but not that
-    other requests were looked up while its prompt was computed. Without the time of each token, they came evenly; without that
-    of the first one, from the admission on. A request of which neither is known has no time of admission.
+    Where the server says neither how long a request was queued nor how long its prompt took, the request counts as admitted when
+    its first token came: its order is then known, but not that other requests were looked up while its prompt was computed.
+    Without the time of each token, they came evenly; without that of the first one, from the admission on. A request of which
+    neither is known has no time of admission.
     """
     has_failed = np.array([error is not None for error in run.errors], dtype=bool)
-    admitted_s = np.where(np.isnan(run.queued_s), run.first_token_s, run.sent_s + run.queued_s)
-    admitted_s = np.fmin(_in_turn(_together(admitted_s), run.sent_s), run.first_token_s)
+    admitted_s = np.fmin(_in_turn(_together(run.admitted_s()), run.sent_s), run.first_token_s)
     first_s = np.where(np.isnan(run.first_token_s), admitted_s, run.first_token_s)
     end_s = np.fmax(run.end_s, first_s)
     tokens_s = [_tokens_s(run, number, *times_s) for number, times_s in enumerate(zip(first_s, end_s, strict=True))]

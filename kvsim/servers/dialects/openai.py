@@ -31,6 +31,8 @@ class Timing(msgspec.Struct):
     """vLLM's metrics of a request, with ``--enable-per-request-metrics``."""
 
     queue_time_ms: float | None = None
+    time_to_first_token_ms: float | None = None
+    """From its admission, not from its arrival."""
 
 
 class Chunk(msgspec.Struct):
@@ -73,8 +75,8 @@ class OpenAI(Dialect):
             raise Failed(f"the server failed: {message_of(msgspec.json.encode({'error': chunk.error}).decode())}")
         if chunk.usage is not None:
             _read_usage(chunk.usage, answer)
-        if chunk.metrics is not None and chunk.metrics.queue_time_ms is not None:
-            answer.queued_s = chunk.metrics.queue_time_ms / 1000
+        if chunk.metrics is not None:
+            _read_times(chunk.metrics, answer)
         brings = any(self._brings(choice) for choice in chunk.choices)
         if brings and chunk.usage is None:
             answer.output_tokens += 1
@@ -103,6 +105,14 @@ def _read_usage(usage: Usage, answer: Answer) -> None:
     details = usage.prompt_tokens_details
     told = None if details is None else details.cached_tokens
     answer.cached_tokens = NOT_TOLD if told is None else told
+
+
+def _read_times(metrics: Timing, answer: Answer) -> None:
+    """Take the server's own times."""
+    if metrics.queue_time_ms is not None:
+        answer.queued_s = metrics.queue_time_ms / 1000
+    if metrics.time_to_first_token_ms is not None:
+        answer.prefill_s = metrics.time_to_first_token_ms / 1000
 
 
 async def model_cards(http: Http) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ class Row:
     cached_tokens: int | None = None
     tier_tokens: Mapping[str, int] = field(default_factory=dict)
     queued_s: float = nan
+    prefill_s: float = nan
     error: str | None = None
 
 
@@ -59,6 +60,7 @@ def observed(path: Path, client: str, rows: Sequence[Row], requests: Sequence[Re
         cached_tokens=cached,
         tier_tokens={medium: _counts([row.tier_tokens.get(medium, 0) for row in rows], has_failed) for medium in media},
         queued_s=np.array([row.queued_s for row in rows]),
+        prefill_s=np.array([row.prefill_s for row in rows]),
         errors=errors,
         notes=notes,
     )

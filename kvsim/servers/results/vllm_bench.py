@@ -15,11 +15,13 @@ from kvsim.servers.results.rows import Row
 
 
 class Run(Lists):
-    """The fields that are read besides. Newer versions have the last two."""
+    """The fields that are read besides. Newer versions have the last three."""
 
     start_times: Sequence[float] = ()
     latencies: Sequence[float] = ()
     queue_times: Sequence[float | None] = ()
+    server_ttfts: Sequence[float | None] = ()
+    """From its admission, as the server says."""
 
 
 def recognises(document: Mapping[str, Any]) -> bool:
@@ -35,7 +37,6 @@ def read(path: Path, documents: Sequence[Mapping[str, Any]], requests: Sequence[
 
 def _row(run: Run, number: int) -> Row:
     ttft_s, gaps_s = run.ttfts[number], run.itls[number]
-    queued_s = run.queue_times[number] if run.queue_times else None
     return Row(
         sent_s=run.start_times[number] if run.start_times else nan,
         ttft_s=ttft_s,
@@ -43,6 +44,13 @@ def _row(run: Run, number: int) -> Row:
         gaps_s=gaps_s,
         prompt_tokens=run.input_lens[number],
         output_tokens=run.output_lens[number],
-        queued_s=nan if queued_s is None else queued_s,
+        queued_s=_told(run.queue_times, number),
+        prefill_s=_told(run.server_ttfts, number),
         error=run.errors[number] or None,
     )
+
+
+def _told(times_s: Sequence[float | None], number: int) -> float:
+    """Return what a list says of a request; NaN if there is no list, or nothing in it."""
+    told = times_s[number] if times_s else None
+    return nan if told is None else told

@@ -38,6 +38,7 @@ def observed(
         cached_tokens=np.full(number, NOT_TOLD) if cached is None else np.array(cached),
         tier_tokens={name: np.array(tokens) for name, tokens in (tiers or {}).items()},
         queued_s=np.full(number, np.nan) if queued_s is None else np.array(queued_s, dtype=float),
+        prefill_s=np.full(number, np.nan),
         errors=["refused" if place in failed else None for place in range(number)],
         counters=counters or {},
     )

@@ -25,6 +25,7 @@ def run_of(sent_s: list[float], queued_s: list[float]) -> ObservedRun:
         cached_tokens=0 * ones,
         tier_tokens={},
         queued_s=np.array(queued_s),
+        prefill_s=np.full(count, np.nan),
         errors=[None] * count,
     )
 
