@@ -43,7 +43,7 @@ class Pool(NamedTuple):
 
 
 POOLS = {
-    "all": Pool(55_000, workloads=()),
+    "all": Pool(25_000, workloads=()),
     "1x": Pool(12_000),
     "0.7x": Pool(8_400),
     "1.4x": Pool(16_800),

@@ -73,6 +73,16 @@ def test_contexts_of_requests_that_decode_together_differ_and_have_the_average()
             assert len(own) == batch.requests and sum(own) / len(own) == pytest.approx(batch.context, rel=0.06)
 
 
+def test_the_seventeenth_request_shares_the_context_of_the_first() -> None:
+    batch = Batch(kind=DECODE, requests=17, context=512)
+    lengths = batch.contexts(16)
+    assert contexts([batch], 16) == lengths[:16] and len(lengths) == 17
+    made = RoundMaker(contexts([batch], 16), 16, first_page=1).make([batch], lambda _: Pace(0.0, 0.0, 0.0, 0.0))
+    first, last = made.requests[16].runs, made.requests[-1].runs
+    assert first[0] == (1, 48) and last[0] == (1, 16), "of 768 and 256 tokens, from the same page on"
+    assert first[1] != last[1]
+
+
 def test_rounds_share_their_contexts_and_nothing_else() -> None:
     batches = [Batch(kind=PROMPT, tokens=32, context=64), Batch(kind=DECODE, requests=2, context=32)]
     maker = RoundMaker(contexts(batches, 16), 16, first_page=1000)

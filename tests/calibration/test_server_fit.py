@@ -10,7 +10,7 @@ import pytest
 from kvsim.calibration.server.batches import BURST, MIXED, PROMPT
 from kvsim.calibration.server.fit import Fit, fit, fit_all, roofline_form
 from kvsim.calibration.server.least_squares import Vector, least_squares
-from kvsim.calibration.server.measure import LEAST_ROUNDS, MeasureSettings, measure
+from kvsim.calibration.server.measure import LEAST_ROUNDS, REPEATS, MeasureSettings, measure
 from kvsim.calibration.server.measurements import Measurements, Quality, Reading, read_measurements, readings, write_measurements
 from kvsim.calibration.server.step_times import Point, batch_s, expected_s, points
 from kvsim.core.request import Request
@@ -122,7 +122,7 @@ def test_a_machine_whose_parts_add_up_is_met_by_curves(vllm: VirtualServer) -> N
     best, other = fit_all(known, vllm.plan.model, START)
     assert (best.name, other.name) == ("curves", "roofline")
     held_out = best.summary(known, is_held_out=True)
-    assert held_out.median < 0.02 and held_out.most < 0.1
+    assert held_out.median < 0.025 and held_out.most < 0.1
     assert other.summary(known, is_held_out=True).median > 2 * held_out.median
 
 
@@ -153,7 +153,8 @@ def test_a_round_takes_time_only_for_batches_that_are_not_known_well(vllm: Virtu
     begin = vllm.plays
     measured = measured_on(vllm, settings=replace(SETTINGS, seconds=0.0))
     assert vllm.plays - begin == LEAST_ROUNDS
-    assert all(sum(played.batch == at for played in measured.played) == LEAST_ROUNDS for at in range(len(measured.batches)))
+    for at, batch in enumerate(measured.batches):
+        assert sum(played.batch == at for played in measured.played) == LEAST_ROUNDS * REPEATS[batch.kind]
 
 
 def test_without_held_out_batches_the_fitted_ones_choose(vllm: VirtualServer, measured: Measurements) -> None:

@@ -33,7 +33,7 @@ PROMPTS = (
 BURSTS = ((512, 12), (2048, 8))
 """(tokens to compute of each prompt, prompts)."""
 DECODES = (
-    (1, 128), (1, 4096), (1, 16384), (4, 1024), (8, 4096), (16, 256), (16, 2048), (16, 12288), (32, 256), (32, 2048), (32, 8192),
+    (1, 128), (1, 4096), (1, 16384), (4, 1024), (8, 4096), (16, 256), (16, 2048), (16, 10240), (32, 256), (32, 2048), (32, 8192),
     (48, 8192), (64, 256), (64, 1536), (128, 128), (128, 768),
 )  # fmt: skip
 """(requests, cached tokens of each on average)."""
@@ -45,6 +45,8 @@ MIXES = (
 SHORTEST = 0.5
 """The shortest context of requests that decode together, relative to their average: contexts differ, as those of real requests
 do, from this to 2 - this in even steps."""
+SLOTS = 16
+"""Different contexts: further requests share those of the first ones, so that many tokens are read though few are kept."""
 HELD_OUT = {PROMPT: 6, BURST: 1, DECODE: 5, MIXED: 3}
 """How many batches of each kind only show how well the others predict."""
 
@@ -79,17 +81,12 @@ class Batch:
             return 1
         return DECODED + self.requests + (16 * ARRIVALS if self.kind == MIXED else 0)
 
-    @property
-    def slots(self) -> int:
-        """How many cached contexts it needs."""
-        return max(self.requests, 1) if self.context else 0
-
     def contexts(self, grain: int) -> list[int]:
         """Return the cached tokens of each request that has some, in multiples of ``grain``, the longest first."""
-        if self.slots < 2:
-            return [self.context] * self.slots
-        steps = self.slots - 1
-        shares = (SHORTEST + (steps - slot) / steps * 2 * (1 - SHORTEST) for slot in range(self.slots))
+        steps = max(self.requests, 1) - 1
+        if not self.context or not steps:
+            return [self.context] if self.context else []
+        shares = (SHORTEST + (steps - number) / steps * 2 * (1 - SHORTEST) for number in range(steps + 1))
         return [max(1, round(share * self.context / grain)) * grain for share in shares]
 
     def longest_tokens(self, grain: int) -> int:
@@ -129,13 +126,13 @@ class Limits:
             is_whole
             and batch.longest_tokens(grain) <= self.longest_tokens
             and batch.requests + (batch.kind == MIXED) <= self.requests
-            and batch.requests * batch.context <= self.context_tokens
+            and sum(contexts([batch], grain)) <= self.context_tokens
         )
 
 
 def contexts(batches: Sequence[Batch], grain: int) -> list[int]:
     """Return the tokens of each context that the batches need: a batch begins with the first ones, cut to its lengths."""
-    return [max(lengths) for lengths in zip_longest(*(batch.contexts(grain) for batch in batches), fillvalue=0)]
+    return [max(lengths) for lengths in zip_longest(*(batch.contexts(grain)[:SLOTS] for batch in batches), fillvalue=0)]
 
 
 def design(limits: Limits, page_tokens: int, seed: int) -> list[Batch]:
@@ -150,7 +147,7 @@ def design(limits: Limits, page_tokens: int, seed: int) -> list[Batch]:
     fitting = list(dict.fromkeys(whole(batch, grain) for batch in designed))
     fitting = [batch for batch in fitting if limits.hold(batch, grain)]
     while sum(contexts(fitting, grain)) > limits.context_tokens:
-        fitting.remove(max(fitting, key=lambda batch: batch.slots * batch.context))
+        fitting.remove(max(fitting, key=lambda batch: sum(contexts([batch], grain))))
     drawn = chain.from_iterable(held_out(fitting, limits, grain, kind, seed) for kind in KINDS)
     return [*fitting, *drawn]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import inf, sqrt
+from math import inf
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -91,8 +91,8 @@ class Fit:
             abs(error) for error, point in zip(self.errors, points, strict=True) if point.reading.batch.is_held_out == is_held_out
         ]
         if not found:
-            return Summary(0, inf, inf, inf)
-        return Summary(len(found), median(found), sqrt(float(np.mean(np.square(found)))), max(found))
+            return Summary(0, inf, inf)
+        return Summary(len(found), median(found), max(found))
 
 
 class Summary(NamedTuple):
@@ -100,8 +100,6 @@ class Summary(NamedTuple):
 
     batches: int
     median: float
-    rms: float
-    """Root of the mean square, which outliers raise."""
     most: float
 
 
@@ -114,9 +112,16 @@ def fit_all(points: Sequence[Point], model: ModelSpec, start: HardwareSpec) -> l
 
 
 def best_first(fits: Sequence[Fit], points: Sequence[Point]) -> list[Fit]:
-    """Order by the mean square of the errors of held-out points; without any, of the points fitted."""
+    """Order by the mean square of the errors of held-out points, in multiples of their noise; without any, of those fitted."""
     has_held_out = any(point.reading.batch.is_held_out for point in points)
-    return sorted(fits, key=lambda one: one.summary(points, is_held_out=has_held_out).rms)
+    judges = [at for at, point in enumerate(points) if point.reading.batch.is_held_out == has_held_out]
+    noise = noise_of([points[at] for at in judges])
+    return sorted(fits, key=lambda one: float(np.sum(np.square(np.array([one.errors[at] for at in judges]) / noise))))
+
+
+def noise_of(points: Sequence[Point]) -> Vector:
+    """Return how large an error of each reading says nothing, relative."""
+    return np.array([np.hypot(NOISE, min(point.reading.error, LARGEST_ERROR)) for point in points])
 
 
 def fit(form: Form, points: Sequence[Point], model: ModelSpec) -> Fit:
@@ -126,7 +131,7 @@ def fit(form: Form, points: Sequence[Point], model: ModelSpec) -> Fit:
     spread = np.array([one.spread for one in form.parameters])
     one, other = np.array(form.neighbours, dtype=int).reshape(-1, 2).T
     logs = np.log([point.reading.seconds for point in fitted])
-    noise = np.array([np.hypot(NOISE, min(point.reading.error, LARGEST_ERROR)) for point in fitted])
+    noise = noise_of(fitted)
 
     def residuals(values: Vector) -> Vector:
         expected = expected_s(fitted, model, form.machine(values))

@@ -10,7 +10,7 @@ from statistics import median
 
 import numpy as np
 
-from kvsim.calibration.server.batches import BURST, DECODE, PROMPT, Batch, Limits, contexts, design, grain_of
+from kvsim.calibration.server.batches import BURST, DECODE, MIXED, PROMPT, Batch, Limits, contexts, design, grain_of
 from kvsim.calibration.server.measurements import Measurements, Played, Seen, needs_more, readings
 from kvsim.calibration.server.rounds import Pace, RoundMaker
 from kvsim.calibration.server.step_times import batch_s
@@ -22,6 +22,8 @@ from kvsim.results.observed import NOT_TOLD, ObservedRun, ServerFacts
 
 LEAST_ROUNDS = 2
 MOST_ROUNDS = 8
+REPEATS = {PROMPT: 3, BURST: 2, DECODE: 1, MIXED: 1}
+"""How often a round plays a batch of each kind: what is timed once is lost if the client is late at that time."""
 GOOD_ENOUGH = 0.01
 """Relative standard error at which a batch needs no further round."""
 STEP_TOKENS = ("scheduler_config.max_num_batched_tokens", "chunked_prefill_size")
@@ -89,7 +91,7 @@ def measure(
         begin = time.monotonic()
         if number >= LEAST_ROUNDS and (not left or begin - began + took_s > settings.seconds):
             break
-        chosen = everything if number < LEAST_ROUNDS else left
+        chosen = [at for at in (everything if number < LEAST_ROUNDS else left) for _ in range(REPEATS[measured.batches[at].kind])]
         say(f"round {number + 1}: {len(chosen)} batches")
         pace = partial(pace_of, slower=slower_than(measured, model, expected), measured=measured, model=model, expected=expected)
         play_round(measured, maker, [int(at) for at in rng.permutation(chosen)], pace, play)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from kvsim.calibration.server.batches import ARRIVALS, BURST, MIXED, PROMPT, Batch
+from kvsim.calibration.server.batches import ARRIVALS, BURST, MIXED, PROMPT, SLOTS, Batch
 from kvsim.core.request import Request
 from kvsim.pages.extents import Extent, count_pages
 
@@ -94,7 +94,7 @@ class RoundMaker:
         self._free += own[1] + 1
         if not context_tokens:
             return (own,)
-        return (self._contexts[slot][0], context_tokens // self.page_tokens), own
+        return (self._contexts[slot % SLOTS][0], context_tokens // self.page_tokens), own
 
     def _add(
         self,
