@@ -1,8 +1,8 @@
 """Does a simulation show what a running vLLM does? Recorded runs of vLLM servers, compared request by request.
 
 ``serve.py`` played conversations of the Mooncake trace and generated sessions (``workloads.py``) against vLLM servers with pools
-of several sizes on an H200, up to three times each, and measured the steps of one; ``runs/`` has what its client saw. Each group
-of runs is compared as ``kvsim validate results=FILES`` does. The machine of the simulations is ``hardware/h200_vllm.yaml``,
+of several sizes on an H100, three times each, and measured the steps of one; ``runs/`` has what its client saw. Each group
+of runs is compared as ``kvsim validate results=FILES`` does. The machine of the simulations is ``hardware/h100_vllm.yaml``,
 fitted by ``kvsim calibrate`` to the measured steps alone, not to the runs.
 
 Claims, the first two for the pool on the GPU alone:
@@ -29,9 +29,9 @@ from workloads import conversations, read_rows, workloads
 from kvsim.report.study import CONVERSATION, Claim, markdown, opening, option_parser, write_figure, write_page
 
 HERE = Path(__file__).resolve().parent
-POOLS = {"1x": "1x", "offload": "0.5x and 16 GiB on the host"}
+POOLS = {"0.7x": "0.7x", "1x": "1x", "1.4x": "1.4x", "offload": "0.5x and 16 GiB on the host"}
 """By folder of runs: what the pool is called."""
-ON_GPU = ("1x",)
+ON_GPU = ("0.7x", "1x", "1.4x")
 MOST_POINTS, MOST_TIER_POINTS = 0.05, 0.42
 MOST_TIMES = {"ttft_mean": 0.024, "tpot_mean": 0.016}
 TIMES = {
@@ -60,7 +60,7 @@ def groups() -> Iterator[tuple[str, str, list[Path]]]:
 def compare(pool: str, workload: str, files: Sequence[Path], traces: dict[str, Sequence[str]], folder: Path) -> Compared:
     """Compare the runs of a group. Raises SystemExit if kvsim cannot."""
     results = f"results={','.join(map(str, files))}"
-    machine = ("--config-dir", str(HERE), "hardware=h200_vllm", "model=llama3_8b")
+    machine = ("--config-dir", str(HERE), "hardware=h100_vllm", "model=llama3_8b")
     output = folder / pool / workload
     words = [*machine, results, *traces[workload], f"output={output}"]
     done = subprocess.run([sys.executable, "-m", "kvsim", "validate", *words], capture_output=True, text=True, check=False)
@@ -108,7 +108,7 @@ def page(found: Sequence[Compared]) -> list[str]:
         *opening(
             "Against a running vLLM",
             [
-                f"vLLM {facts['version']} with shapes of Llama 3 8B and random weights on an H200, played by kvsim's client;",
+                f"vLLM {facts['version']} with shapes of Llama 3 8B and random weights on an H100, played by kvsim's client;",
                 "simulated with the server's own pool, page size and step budget. Made by",
                 "`python experiments/real_servers/run.py` from the recorded runs.",
             ],
@@ -147,11 +147,9 @@ def page(found: Sequence[Compared]) -> list[str]:
         "",
         "## Times",
         "",
-        "Error of the simulation, and in brackets the spread of the server's own runs. The calibration had contexts of at most",
-        "32,000 tokens in a step, all of one length, and its client was late in every round (39 of 147 plays lost). In the",
-        "conversations, 50 requests decode over some 500,000 tokens: by their tokens' times, such a step takes about 6% longer",
-        "than the machine says, one with a prompt of 600 tokens beside them 18%. Memory is full there, and who waits for it",
-        "waits until others have ended, so that TTFTs are off by several times that.",
+        "Error of the simulation, and in brackets the spread of the server's own runs. Requests that meet few others are met within",
+        "some milliseconds. Those that wait are not: a step in which many requests decode over long contexts beside a prompt takes",
+        "up to 7% longer than the machine says, and where memory or the batch is full, who waits for others waits several times that.",
         "",
         *markdown(("pool", "workload", *TIMES.values(), "requests/s"), [time_row(one) for one in found]),
     ]

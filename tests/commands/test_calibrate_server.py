@@ -87,7 +87,7 @@ def test_a_mistake_is_one_line(arguments: list[str], problem: str, folder: Path,
     assert sorted(folder.iterdir()) == before
 
 
-RECORDED = Path(__file__).parents[2] / "experiments/real_servers/h200_vllm.measured.json"
+RECORDED = Path(__file__).parents[2] / "experiments/real_servers/h100_vllm.measured.json"
 """What a real server took."""
 
 
@@ -96,12 +96,12 @@ RECORDED = Path(__file__).parents[2] / "experiments/real_servers/h200_vllm.measu
     [
         ("batches.0.kind", "foo", "Invalid enum value 'foo' - at `$.batches[0].kind`"),
         ("batches.0.tokens", 0, "batches[0] computes nothing"),
-        ("batches.20.requests", 0, "batches[20] computes nothing"),
-        ("batches.20.context", -16, "Expected `int` >= 0 - at `$.batches[20].context`"),
+        ("batches.30.requests", 0, "batches[30] computes nothing"),
+        ("batches.30.context", -16, "Expected `int` >= 0 - at `$.batches[30].context`"),
         ("step_tokens", 0, "Expected `int` >= 1 - at `$.step_tokens`"),
         ("step_tokens", -1, "Expected `int` >= 1 - at `$.step_tokens`"),
         ("page_tokens", 0, "Expected `int` >= 1 - at `$.page_tokens`"),
-        ("played.3.batch", 1000, "played[3] is of batch 1000, of 49"),
+        ("played.3.batch", 1000, "played[3] is of batch 1000, of 64"),
         ("played.3.requests", [], "played[3] has 0 requests, its batch "),
         ("played.3.requests.0.cached_tokens", 10**9, "Expected `int` <= 16777216 - at `$.played[3].requests[0].cached_tokens`"),
         ("played.3.requests.0.cached_tokens", 1 << 20, "played[3] has a request with more cached tokens than its prompt has"),
@@ -136,8 +136,8 @@ def test_the_file_says_how_good_the_measurements_are(folder: Path, capsys: pytes
     assert all(line.startswith("# ") and len(line) <= 130 for line in first) and text.count("\nflops_per_s:") == 1
     assert "(llama flops_per_s: 1.0 #)" in first[0] and read(folder / "one.yaml").flops_per_s == 790e12
     for said in (
-        "6 of 49 batches lost, 5 with a single sample; 39 of 147 plays of a batch lost",
-        "round 2: the client was too slow: it stood still for 287 ms",
+        "0 of 64 batches lost, 0 with a single sample; 1 of 393 plays of a batch lost",
+        "round 3: the client was too slow: 1 of 100 requests was sent 63 ms late or more",
     ):
         assert any(said in line for line in first) and said in printed
 
