@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -28,6 +29,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: the garbage collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
