@@ -21,6 +21,8 @@ settings.register_profile(
 )
 settings.load_profile("the same examples")
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported: tests run beside each other
+
 HAS_GPU = Path("/dev/nvidia0").exists()
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported.

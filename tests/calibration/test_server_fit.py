@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvsim.calibration.server import fit as server_fit
 from kvsim.calibration.server.batches import BURST, MIXED, PROMPT
-from kvsim.calibration.server.fit import Fit, best_first, fit, fit_all, roofline_form
+from kvsim.calibration.server.fit import TILES, Fit, best_first, fit, fit_all, roofline_form
 from kvsim.calibration.server.least_squares import Vector, least_squares
 from kvsim.calibration.server.measure import LEAST_ROUNDS, MeasureSettings, measure
 from kvsim.calibration.server.measurements import Measurements, Quality, Reading, read_measurements, readings, write_measurements
@@ -120,7 +121,8 @@ def test_the_fit_predicts_batches_that_it_has_not_seen(fits: list[Fit], measured
     assert fits[1].summary(points(measured), is_held_out=True).median < 0.03
 
 
-def test_a_machine_whose_parts_add_up_is_met_by_curves(vllm: VirtualServer) -> None:
+def test_a_machine_whose_parts_add_up_is_met_by_curves(vllm: VirtualServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_fit, "TILES", TILES[:1])  # it has none, and each takes seconds
     summing = VirtualServer(["preset=vllm", "hardware=h200_measured", *SERVER]).plan.hardware
     hardware = replace(summing, noise=None, leap_overhead_s=0.0, request_overhead_s=4e-3)
     known = points(measured_on(vllm, hardware))
