@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvsim.calibration.server import fit as server_fit
 from kvsim.calibration.server.batches import BURST, MIXED, PROMPT
-from kvsim.calibration.server.fit import TILES, Fit, best_first, fit, fit_all, roofline_form
+from kvsim.calibration.server.fit import best_first, fit, fit_all, roofline_form
 from kvsim.calibration.server.least_squares import Vector, least_squares
 from kvsim.calibration.server.measure import LEAST_ROUNDS, MeasureSettings, measure
 from kvsim.calibration.server.measurements import Measurements, Quality, Reading, read_measurements, readings, write_measurements
@@ -45,12 +44,6 @@ def vllm() -> VirtualServer:
 @pytest.fixture(scope="module")
 def measured(vllm: VirtualServer) -> Measurements:
     return measured_on(vllm)
-
-
-@pytest.fixture(scope="module")
-def fits(vllm: VirtualServer, measured: Measurements) -> list[Fit]:
-    """Curves take seconds to fit."""
-    return fit_all(points(measured), vllm.plan.model, START)
 
 
 def test_a_line_is_fitted_within_bounds() -> None:
@@ -113,7 +106,8 @@ def test_no_batch_is_lost_where_the_last_request_of_one_ends_first() -> None:
     assert Quality.of(measured)[:4:2] == (len(measured.batches), 0)
 
 
-def test_the_fit_predicts_batches_that_it_has_not_seen(fits: list[Fit], measured: Measurements) -> None:
+def test_the_fit_predicts_batches_that_it_has_not_seen(vllm: VirtualServer, measured: Measurements) -> None:
+    fits = fit_all(points(measured), vllm.plan.model, START)
     assert [one.name for one in fits] == ["roofline", "curves"]
     held_out = fits[0].summary(points(measured), is_held_out=True)
     assert held_out.batches == 15 and held_out.median < 0.005 and held_out.most < 0.02
@@ -121,8 +115,7 @@ def test_the_fit_predicts_batches_that_it_has_not_seen(fits: list[Fit], measured
     assert fits[1].summary(points(measured), is_held_out=True).median < 0.03
 
 
-def test_a_machine_whose_parts_add_up_is_met_by_curves(vllm: VirtualServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_fit, "TILES", TILES[:1])  # it has none, and each takes seconds
+def test_a_machine_whose_parts_add_up_is_met_by_curves(vllm: VirtualServer) -> None:
     summing = VirtualServer(["preset=vllm", "hardware=h200_measured", *SERVER]).plan.hardware
     hardware = replace(summing, noise=None, leap_overhead_s=0.0, request_overhead_s=4e-3)
     known = points(measured_on(vllm, hardware))
@@ -163,12 +156,12 @@ def test_a_round_takes_time_only_for_batches_that_are_not_known_well(vllm: Virtu
     assert all(sum(played.batch == at for played in measured.played) == LEAST_ROUNDS for at in range(len(measured.batches)))
 
 
-def test_without_held_out_batches_the_fitted_ones_choose(fits: list[Fit], measured: Measurements) -> None:
-    """Both forms were fitted to these alone."""
-    places = [place for place, point in enumerate(points(measured)) if not point.reading.batch.is_held_out]
-    fitted = [points(measured)[place] for place in places]
-    found = best_first([replace(one, errors=[one.errors[place] for place in places]) for one in reversed(fits)], fitted)
-    assert found[0].name == "roofline" and found[0].summary(fitted, is_held_out=True).batches == 0
+def test_without_held_out_batches_the_fitted_ones_choose(vllm: VirtualServer, measured: Measurements) -> None:
+    fitted = [point for point in points(measured) if not point.reading.batch.is_held_out]
+    close = fit(roofline_form(START), fitted, vllm.plan.model)
+    far = replace(close, name="far", errors=[2 * error for error in close.errors])
+    found = best_first([far, close], fitted)
+    assert [one.name for one in found] == ["roofline", "far"] and found[0].summary(fitted, is_held_out=True).batches == 0
 
 
 def test_what_a_batch_is_expected_to_take_is_what_it_takes(vllm: VirtualServer, measured: Measurements) -> None:
