@@ -3,6 +3,8 @@
 # All start from nothing but CPython 3.11 or newer.
 PYTHON ?= python3
 BIN := .venv/bin
+# Bytecode is kept, whatever the shell says: otherwise each of the processes in a test compiles kvsim again, and pytest every test.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-long fuzz perfetto format docs docs-serve compiled pure clean
 

@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ settings.register_profile(
 )
 settings.load_profile("the same examples")
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported: tests run beside each other
+
 HAS_GPU = Path("/dev/nvidia0").exists()
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported.
@@ -28,6 +31,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: the garbage collector need not look at them again and again, nor as often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -20,8 +20,8 @@ from kvsim.trace.synthetic import Kind, Synthetic
 # --- pages, words, requests ------------------------------------------------------------------------------------------
 
 
-EXAMPLES = int(os.environ.get("KVSIM_MODEL_EXAMPLES", 30))
-"""How much random tests play; `make test-long` plays five times as much."""
+EXAMPLES = int(os.environ.get("KVSIM_MODEL_EXAMPLES", 20))
+"""How much random tests play; `make test-long` plays ten times as much."""
 
 
 def extents_of(pages: Iterable[int]) -> tuple[Extent, ...]:

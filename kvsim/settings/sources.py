@@ -11,6 +11,8 @@ PYTHONPATH.
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -139,7 +141,7 @@ def _root(folder: Path) -> str:
 
 
 def _packages() -> list[Source]:
-    if not any(ENTRY_POINTS.encode() in text for text in _entry_point_files()):
+    if not any(_names_policies(folder, changed_ns) for folder, changed_ns in _folders_of_packages()):
         return []
     from importlib.metadata import entry_points
     from importlib.util import find_spec
@@ -157,16 +159,26 @@ def _packages() -> list[Source]:
     return list(found.values())
 
 
-def _entry_point_files() -> Iterable[bytes]:
-    """Yield the entry points of all installed packages, unread: importlib.metadata takes ten times as long to read them."""
+def _folders_of_packages() -> Iterable[tuple[str, int]]:
+    """Yield the folders from which modules are imported, and when something in them was last installed or removed."""
     for folder in sys.path:
-        try:
-            packages = [entry.path for entry in os.scandir(folder or ".") if entry.name.endswith((".dist-info", ".egg-info"))]
-        except OSError:
-            continue
-        for package in packages:
-            try:
-                with open(f"{package}/entry_points.txt", "rb") as file:
-                    yield file.read()
-            except OSError:
-                continue
+        with suppress(OSError):
+            yield folder or os.getcwd(), os.stat(folder or ".").st_mtime_ns
+
+
+@cache
+def _names_policies(folder: str, changed_ns: int) -> bool:
+    """Whether a package installed there may have such an entry point: importlib.metadata takes ten times as long to read them."""
+    try:
+        packages = [entry.path for entry in os.scandir(folder) if entry.name.endswith((".dist-info", ".egg-info"))]
+    except OSError:
+        return False
+    return any(ENTRY_POINTS.encode() in _entry_points(package) for package in packages)
+
+
+def _entry_points(package: str) -> bytes:
+    try:
+        with open(f"{package}/entry_points.txt", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""

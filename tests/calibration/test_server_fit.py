@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvsim.calibration.server.batches import BURST, MIXED, PROMPT
-from kvsim.calibration.server.fit import Fit, fit, fit_all, roofline_form
+from kvsim.calibration.server.fit import best_first, fit, fit_all, roofline_form
 from kvsim.calibration.server.least_squares import Vector, least_squares
 from kvsim.calibration.server.measure import LEAST_ROUNDS, REPEATS, MeasureSettings, measure
 from kvsim.calibration.server.measurements import Measurements, Quality, Reading, read_measurements, readings, write_measurements
@@ -107,12 +107,12 @@ def test_no_batch_is_lost_where_the_last_request_of_one_ends_first() -> None:
 
 
 def test_the_fit_predicts_batches_that_it_has_not_seen(vllm: VirtualServer, measured: Measurements) -> None:
-    found = fit_all(points(measured), vllm.plan.model, START)
-    assert [one.name for one in found] == ["roofline", "curves"]
-    held_out = found[0].summary(points(measured), is_held_out=True)
+    fits = fit_all(points(measured), vllm.plan.model, START)
+    assert [one.name for one in fits] == ["roofline", "curves"]
+    held_out = fits[0].summary(points(measured), is_held_out=True)
     assert held_out.batches == 15 and held_out.median < 0.005 and held_out.most < 0.02
-    assert found[0].hardware.request_overhead_s == pytest.approx(5e-3, abs=3e-4)
-    assert found[1].summary(points(measured), is_held_out=True).median < 0.03
+    assert fits[0].hardware.request_overhead_s == pytest.approx(5e-3, abs=3e-4)
+    assert fits[1].summary(points(measured), is_held_out=True).median < 0.03
 
 
 def test_a_machine_whose_parts_add_up_is_met_by_curves(vllm: VirtualServer) -> None:
@@ -138,7 +138,7 @@ def test_an_engine_that_computes_prompts_apart_is_fitted_as_well() -> None:
     server = VirtualServer(["preset=sglang", "page_tokens=16", "engine.max_batch_tokens=8192", *SERVER], engine="sglang")
     measured = measured_on(server, replace(TRUTH, request_overhead_s=3e-3))
     assert not measured.joins_prompts
-    best = fit_all(points(measured), server.plan.model, START)[0]
+    best = fit(roofline_form(START), points(measured), server.plan.model)
     assert best.summary(points(measured), is_held_out=True).median < 0.02
     assert best.hardware.request_overhead_s == pytest.approx(3e-3, abs=5e-4)
 
@@ -159,8 +159,10 @@ def test_a_round_takes_time_only_for_batches_that_are_not_known_well(vllm: Virtu
 
 def test_without_held_out_batches_the_fitted_ones_choose(vllm: VirtualServer, measured: Measurements) -> None:
     fitted = [point for point in points(measured) if not point.reading.batch.is_held_out]
-    found: list[Fit] = fit_all(fitted, vllm.plan.model, START)
-    assert found[0].name == "roofline" and found[0].summary(fitted, is_held_out=True).batches == 0
+    close = fit(roofline_form(START), fitted, vllm.plan.model)
+    far = replace(close, name="far", errors=[2 * error for error in close.errors])
+    found = best_first([far, close], fitted)
+    assert [one.name for one in found] == ["roofline", "far"] and found[0].summary(fitted, is_held_out=True).batches == 0
 
 
 def test_what_a_batch_is_expected_to_take_is_what_it_takes(vllm: VirtualServer, measured: Measurements) -> None:

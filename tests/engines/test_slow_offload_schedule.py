@@ -54,6 +54,12 @@ def test_recorded_cases_are_those_of_the_slow_model(shared: Path, name: str) -> 
     check(recorded(shared, name))
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) if "load12" in name else name for name in RUNS])
+LARGE = ("mooncake", "arc")
+"""Runs of which the slow model takes seconds. ARC, thresholds, chunks and answers have cases of their own."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * any(word in name for word in LARGE)) for name in RUNS]
+)
 def test_recorded_schedules_are_those_of_the_slow_model(shared: Path, name: str) -> None:
     check(recorded(shared, name))

@@ -57,7 +57,7 @@ EVICTIONS: dict[str, Any] = {
     "slru_sized": SizedSegmentedLRU, "ttl": partial(TimeToLive, ttl_s=4), "two_q": TwoQ, "w_tinylfu": WTinyLFU,
     "priority": Priority, "tail_latency": partial(TailLatency, threshold=4), "workload_aware": WorkloadAware,
 }  # fmt: skip
-EXAMPLES = int(os.environ.get("KVSIM_MODEL_EXAMPLES", 30))
+EXAMPLES = int(os.environ.get("KVSIM_MODEL_EXAMPLES", 20))
 """How many random workloads each policy plays."""
 
 PLACEMENTS: list[Any] = [

@@ -186,7 +186,7 @@ class HostCopies(NodeCopies):
         moving.written_back = []
         return self._written_back
 
-    def carry_out(self) -> Any:
+    def carry_out(self, *, is_idle: bool) -> Any:
         copies, self._written_back = self._take_written_back(), []
         if copies and self._is_computing and self._computed is not None and not self._computed.processed:
             yield self._computed

@@ -5,6 +5,7 @@ from typing import Any
 from simpy import Event
 
 from kvsim.core.lease import Lease
+from kvsim.core.pool import UNLIMITED
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.engine.job import Job
@@ -29,6 +30,14 @@ class NodeCopies:
         """Whether the next pass has something to do about storage even if no transfer ends before it. If nothing runs, it follows
         at once."""
         return False
+
+    @property
+    def quiet_passes(self) -> int:
+        """For how many passes from the next one on there is nothing to do about storage, if nothing happens before."""
+        return UNLIMITED
+
+    def left_out(self, passes: int) -> None:
+        """A leap has left out so many quiet passes."""
 
     def is_awaited(self, transfer: Transfer) -> bool:
         """Whether a pass has something to do now that this transfer has ended."""
@@ -63,8 +72,11 @@ class NodeCopies:
         """Return the loads of the requests that this pass has admitted, which its step follows layer by layer."""
         return NO_TRANSFERS
 
-    def carry_out(self) -> Any:
-        """Begin what the pass has decided, and wait for what it has written back. Generates events to wait for."""
+    def carry_out(self, *, is_idle: bool) -> Any:
+        """Begin what the pass has decided, and wait for what it has written back. Generates events to wait for.
+
+        ``is_idle``: whether no step runs or has been formed.
+        """
         yield from ()
 
     def mark(self, work: Work) -> None:

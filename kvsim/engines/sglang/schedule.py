@@ -93,7 +93,8 @@ class NodeSchedule(Schedule):
 
     def form(self) -> Any:
         step = self._form()
-        yield from self.copies.carry_out()  # otherwise, a pass takes no time
+        is_idle = self._under_way is None
+        yield from self.copies.carry_out(is_idle=is_idle)  # otherwise, a pass takes no time
         if step is not None:
             self.copies.mark(step.work)
         return step
@@ -263,7 +264,7 @@ class NodeSchedule(Schedule):
         elif has_left or not self._retract():
             return None
         step = self._step([], self.running.take_tokens())
-        if self._leap is None and not self._may_admit and not (self.copies.is_moving or self.copies.has_work):
+        if self._leap is None and not self._may_admit and not self.copies.is_moving:
             self._extend(step)
         return step
 
@@ -277,7 +278,7 @@ class NodeSchedule(Schedule):
 
         Ahead of results, the last of these steps is formed when the leap has begun, as its second one.
         """
-        steps = self.running.repetitions() + (0 if self.looks_ahead else 1)
+        steps = min(self.running.repetitions(), self.copies.quiet_passes) + (0 if self.looks_ahead else 1)
         if steps > 1:
             step.work.max_steps = steps
             self._leap = step
@@ -347,6 +348,7 @@ class NodeSchedule(Schedule):
         """Record that a leap has repeated its step; the step formed meanwhile is made after that."""
         self.cache.hold([lease for job, lease in leap.answers if job.lease is lease], steps)
         self.ratio.decay(steps)
+        self.copies.left_out(steps)
         self._decode_steps += steps
         if self._under_way is not None:
             following = self._under_way.work

@@ -3,6 +3,7 @@
 from math import nan
 from typing import Final
 
+from kvsim.core.pool import UNLIMITED
 from kvsim.engine.job import Job
 from kvsim.engine.queue import JobQueue
 from kvsim.engines.sglang.storage_lines import Read
@@ -59,6 +60,15 @@ class Retries:
 
     def __len__(self) -> int:
         return len(self._waiters)
+
+    @property
+    def quiet_passes(self) -> int:
+        """For how many passes from the next one on no request is due, if the queue stays as it is."""
+        return max(0, self._soonest_pass - self._passes - 1) if self._waiters else UNLIMITED
+
+    def left_out(self, passes: int) -> None:
+        """Count quiet passes that did not take place."""
+        self._passes += passes
 
     def later(self, job: Job, waiter: Waiter) -> None:
         """Ask for a request again."""

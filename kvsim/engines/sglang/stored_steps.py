@@ -111,7 +111,19 @@ class StoredCopies(HostCopies):
 
     @property
     def has_work(self) -> bool:
-        return bool(self._asked or self._released or len(self._retries) or self._reader.ended or self._writer.ended)
+        return self._is_urgent or len(self._retries) > 0
+
+    @property
+    def _is_urgent(self) -> bool:
+        """Whether there is something to do in the next pass already."""
+        return bool(self._asked or self._released or self._reader.ended or self._writer.ended)
+
+    @property
+    def quiet_passes(self) -> int:
+        return 0 if self._is_urgent else self._retries.quiet_passes
+
+    def left_out(self, passes: int) -> None:
+        self._retries.left_out(passes)
 
     def is_awaited(self, transfer: Transfer) -> bool:
         landing = cast(NodeTransfer, transfer).landing
@@ -138,10 +150,10 @@ class StoredCopies(HostCopies):
         for job, waiter in self._retries.take_due(self._queue):
             self._ask_again(job, waiter)
 
-    def carry_out(self) -> Any:
-        yield from super().carry_out()
+    def carry_out(self, *, is_idle: bool) -> Any:
+        yield from super().carry_out(is_idle=is_idle)
         self._write()
-        if self.has_work:
+        if self._is_urgent or is_idle and self.has_work:
             self._wake()
 
     def _write(self) -> None:

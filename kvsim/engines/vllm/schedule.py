@@ -108,14 +108,19 @@ class BlockSchedule(Schedule):
     def _has_work(self) -> bool:
         return bool(self.running.all or self.loading or self._has_finished or len(self.queue) or self.offloads.copies)
 
+    @property
+    def _is_busy(self) -> bool:
+        """Whether a reset has to wait."""
+        flies = any(not step.is_empty for step in self.running.flight)
+        return bool(len(self) or self._has_finished or flies or self.offloads.copies)
+
     def form(self) -> Any:
         if self._was_empty and self._has_work:
             yield from self._poll()
-        else:
+        elif self.env.peek() <= self.env.now:
             yield self.env.timeout(0.0)  # requests that arrive at the same moment are seen
         self._was_empty = False
-        is_busy = len(self) or self._has_finished or any(not one.is_empty for one in self.running.flight) or self.offloads.copies
-        if self.is_draining and not is_busy:
+        if self.is_draining and not self._is_busy:
             self.frontend.drained()
         if not self._has_work:
             return None
@@ -246,9 +251,16 @@ class BlockSchedule(Schedule):
                 return
         passed: set[Job] = set()
         while self._takes_more:
-            job = next((job for job in self.queue if job not in passed), None)
+            job = self._first(passed)
             if job is None or not self._try(job, passed):
                 return
+
+    def _first(self, passed: set[Job]) -> Job | None:
+        """Return the first waiting request that has not been passed over."""
+        for job in self.queue:
+            if job not in passed:
+                return job
+        return None
 
     def _admit_loaded(self, served: Served) -> bool:
         """Admit a request if its load has ended, whose blocks then get names. Returns False if the rest of it does not fit."""
@@ -273,12 +285,10 @@ class BlockSchedule(Schedule):
             passed.add(job)
             return True
         found = lease.gpu_pages + loadable.pages
-        if (
-            loadable.pages
-            and not self.cache.pool.has_room(lease.path, found + self._promised)
-            or not self.cache.admit(lease, self._pages(job), self.env.now, loadable.pages)
-        ):
-            lacks_room = not self.cache.pool.has_room(lease.path, self._pages(job))
+        pages, has_room = self._pages(job), self.cache.pool.has_room
+        may_load = not loadable.pages or has_room(lease.path, found + self._promised)
+        if not may_load or not self.cache.admit(lease, pages, self.env.now, loadable.pages):
+            lacks_room = may_load or not has_room(lease.path, pages)
             self._stuck = job if lacks_room and not passed else None
             return False
         self.waiting.leave_queue(job)
