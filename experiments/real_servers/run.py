@@ -147,9 +147,10 @@ def page(found: Sequence[Compared]) -> list[str]:
         "",
         "## Times",
         "",
-        "Error of the simulation, and in brackets the spread of the server's own runs. Requests that meet few others are met within",
-        "some milliseconds. Those that wait are not: a step in which many requests decode over long contexts beside a prompt takes",
-        "up to 7% longer than the machine says, and where memory or the batch is full, who waits for others waits several times that.",
+        "Error of the simulation, and in brackets the spread of the server's own runs. Requests that meet few others are met",
+        "within some milliseconds. Those that wait are not: a step in which many requests decode over long contexts beside a",
+        "prompt takes up to 7% longer than the machine says, and where memory or the batch is full, who waits for others waits",
+        "several times that.",
         "",
         *markdown(("pool", "workload", *TIMES.values(), "requests/s"), [time_row(one) for one in found]),
     ]
