@@ -15,11 +15,13 @@ class PageIndex:
 
     def __init__(self) -> None:
         self._ids: dict[int, int] = {}
+        self._next = 0
+        """The next page id."""
 
     @property
     def pages(self) -> int:
         """Number of page ids assigned so far."""
-        return len(self._ids)
+        return self._next
 
     def keys(self) -> list[int]:
         """Return the keys of all page ids assigned so far, in order of id."""
@@ -37,6 +39,7 @@ class PageIndex:
             extents.append((shift + done, end - done))
             done = end
         if known < len(keys):
-            append_extent(extents, len(ids), len(keys) - known)
-            ids.update(zip(keys[known:], range(len(ids), len(ids) + len(keys) - known), strict=True))
+            new, self._next = self._next, self._next + len(keys) - known
+            append_extent(extents, new, len(keys) - known)
+            ids.update(zip(keys[known:], range(new, self._next), strict=True))
         return tuple(extents)
