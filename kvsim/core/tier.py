@@ -25,7 +25,10 @@ def overrides(policy: object, name: str) -> bool:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PageWatch:
-    """Is told of the pages of a tier, once something has happened to them, and changes nothing."""
+    """Is told of the pages of a tier, once something has happened to them, and changes nothing.
+
+    Of a tier that stores several pages as one larger page, the last of them is told.
+    """
 
     def stored(self, tier: "Tier", extents: tuple[Extent, ...]) -> None:
         """Pages of KV are ready in a tier from now on. Recurrent states do not count."""
