@@ -25,10 +25,7 @@ def overrides(policy: object, name: str) -> bool:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PageWatch:
-    """Is told of the pages of a tier, once something has happened to them, and changes nothing.
-
-    Of a tier that stores several pages as one larger page, the last of them is told.
-    """
+    """Is told of the pages of a tier, once something has happened to them, and changes nothing."""
 
     def stored(self, tier: "Tier", extents: tuple[Extent, ...]) -> None:
         """Pages of KV are ready in a tier from now on. Recurrent states do not count."""
@@ -65,6 +62,8 @@ class Tier:
         """Bytes per slot if slots hold something other than pages of KV; otherwise None."""
         self.unit_pages = 1
         """Pages of the GPU that this tier stores as one larger page, where an engine's rules support it."""
+        self.told_unit = 1
+        """Pages of which ``watches`` are told the last one only, since they are stored as one."""
         self.evictable_pages = 0
         """Pages of ready, unpinned copies: all of them can be evicted, leaves first."""
         self.leaving_pages = 0

@@ -62,6 +62,7 @@ class OffloadTier:
     def __init__(self, edge: Edge, counts: "OffloadCounts | OffloadingCounts", chunk_pages: int = 1) -> None:
         """``chunk_pages``: pages of the GPU in a chunk."""
         tier = edge.lower
+        tier.told_unit = chunk_pages
         self.tier = tier
         self.counts = counts
         self.chunk_pages = chunk_pages
