@@ -74,6 +74,8 @@ class EngineEvents(EngineWatch):
 
     def dropped(self, tier: Tier, extents: tuple[Extent, ...]) -> None:
         pages, last = list(pages_of(extents)), self._pending[-1] if self._pending else None
+        if isinstance(last, AllBlocksCleared):
+            return  # part of it
         if self._teller.removes_singly and not tier.level:
             self._pending += [self._change(tier, [page], is_stored=False) for page in reversed(pages)]
         elif isinstance(last, Change) and not last.is_stored and last.medium == self._teller.media[tier.name]:
@@ -89,7 +91,7 @@ class EngineEvents(EngineWatch):
         self._is_computing = False
         if gpu is None:
             self._pending = [AllBlocksCleared()]
-            self.tell()
+            self._await_step()
 
     def admitted(self, lease: Lease, pages: int, load_pages: int) -> None:
         served = self.under_way.get(lease.request.index)
@@ -110,14 +112,16 @@ class EngineEvents(EngineWatch):
                 self._watch_leap(work, done)
 
     def _watch_leap(self, work: Work, done: Happening) -> None:
-        """Let a leap end with the step that fills the first page."""
+        """Let a leap end with the first step that takes a page: it names the page before it, where pages are taken late."""
+        if not self._engine.cache.takes_pages_late:
+            return
         size = self._blocks.page_tokens
-        grown = [job.request.prompt_tokens + job.generated - 1 for job in work.decoding if isinstance(job, Job)]
-        steps = min([size - tokens % size for tokens in grown], default=work.max_steps)
+        computed = [job.cached_tokens(work.decode_step) for job in work.decoding if isinstance(job, Job)]
+        steps = min([-tokens % size + 1 for tokens in computed], default=work.max_steps)
         if steps < work.max_steps:
             leap_s = self._engine.substrate.steps.leap_s  # type: ignore[attr-defined]
-            middle_s = (leap_s(work, steps - 1) + leap_s(work, steps)) / 2 if steps > 1 else leap_s(work, 1) / 2
-            self._engine.env.timeout(middle_s).callbacks.append(lambda _: self._end_leap(done))
+            before_s = leap_s(work, steps - 1) if steps > 1 else 0.0
+            self._engine.env.timeout((before_s + leap_s(work, steps)) / 2).callbacks.append(lambda _: self._end_leap(done))
 
     def _end_leap(self, done: Happening) -> None:
         if not done.triggered:
