@@ -1,6 +1,6 @@
 """The page ids of prompts that keep coming: what nobody can find any more is forgotten."""
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 
 from kvsim.cluster.held_pages import HeldPages
 from kvsim.core.tier import Tier
@@ -33,20 +33,15 @@ class LivePages(PageIndex):
         """Are called with the pages that are still known when others have been forgotten."""
 
     @property
-    def known(self) -> int:
-        """The number of pages whose ids are known."""
-        return len(self._ids)
-
-    @property
     def is_full(self) -> bool:
         """Whether it is time for ``forget``."""
         return len(self._ids) > self._limit or len(self._asked) > self._limit
 
-    def lookup(self, keys: Sequence[int]) -> tuple[Extent, ...]:
-        new = self._next
+    def lookup(self, keys: Sequence[Hashable]) -> tuple[Extent, ...]:
+        new = self.next_id
         extents = super().lookup(keys)
         self._asked.update(extents)
-        if self._next > new:
+        if self.next_id > new:
             before = -1
             for start, pages in extents:
                 if start <= new < start + pages:
