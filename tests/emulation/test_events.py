@@ -282,4 +282,4 @@ def test_blocks_are_forgotten_with_their_pages(monkeypatch: pytest.MonkeyPatch) 
         return known
 
     known = within_a_loop(serve)()
-    assert max(known[200:]) <= max(known[:200]) < 700, "of 4,000 pages"
+    assert max(known[200:]) <= max(known[:200]) < 300, "of 4,000 pages"
