@@ -79,7 +79,7 @@ class Heard:
     def check(self) -> None:
         for cache in self.emulator.cluster.caches:
             for tier in cache.tiers:
-                held = held_blocks(cache, tier, self.emulator.pages.pages, self.feed.blocks, last_only=self.last_only)
+                held = held_blocks(cache, tier, self.emulator.pages.next_id, self.feed.blocks, last_only=self.last_only)
                 assert self.index.held(tier.name) == held, f"{tier.name} after {len(self.batches)} batches"
 
     def ask(self, tokens: Sequence[int], output: int, extras: Extras = Extras()) -> Served:  # noqa: B008
