@@ -67,7 +67,7 @@ class EngineEvents(EngineWatch):
 
     def _continues(self, last: Change, tier: Tier, page: int) -> bool:
         """Whether a page that has been stored is the next one on the path of the last change."""
-        if not last.is_stored or last.medium != self._teller.media[tier.name]:
+        if not last.is_stored or last.medium != self._teller.medium(tier):
             return False
         block, before = self._blocks[page], last.pages[-1]
         return block.before == before and block.session == self._blocks[before].session
@@ -78,14 +78,14 @@ class EngineEvents(EngineWatch):
             return  # part of it
         if self._teller.removes_singly and not tier.level:
             self._pending += [self._change(tier, [page], is_stored=False) for page in reversed(pages)]
-        elif isinstance(last, Change) and not last.is_stored and last.medium == self._teller.media[tier.name]:
+        elif isinstance(last, Change) and not last.is_stored and last.medium == self._teller.medium(tier):
             last.pages += pages
         elif pages:
             self._pending.append(self._change(tier, pages, is_stored=False))
         self._await_step()
 
     def _change(self, tier: Tier, pages: list[int], *, is_stored: bool) -> Change:
-        return Change(self._teller.media[tier.name], is_stored, not tier.level, tier.told_unit, pages)
+        return Change(self._teller.medium(tier), is_stored, not tier.level, tier.told_unit, pages)
 
     def emptied(self, gpu: Tier | None) -> None:
         self._is_computing = False
@@ -100,7 +100,7 @@ class EngineEvents(EngineWatch):
         request = served.request
         path = join_extents(request.runs, request.output_runs or ())
         hits = list(pages_of(split_extents(path, lease.gpu_pages)[0]))
-        event = self._stored_event(self._teller.media[self._engine.gpu.name], hits)
+        event = self._stored_event(self._teller.medium(self._engine.gpu), hits)
         self._pending.append(structs.replace(event, session_id=served.extras.session))
 
     # --- when it is told -----------------------------------------------------------------------------------------------------

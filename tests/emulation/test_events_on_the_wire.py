@@ -30,6 +30,7 @@ class Lossy:
     def __init__(self, publisher: Publisher, dialect: str) -> None:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.XPUB)
+        self._socket.sndhwm = 0
         self._socket.bind(ANY)
         self.endpoint = self._socket.get_string(zmq.LAST_ENDPOINT)
         self._publisher, self._dialect = publisher, DIALECTS[dialect]

@@ -43,6 +43,7 @@ class Raw:
     def __init__(self, endpoint: str = ANY) -> None:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.XPUB)
+        self._socket.sndhwm = 0
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError:
