@@ -19,6 +19,7 @@ from kvsim.engine.substrate import Work
 from kvsim.engine.watch import EngineWatch
 from kvsim.kv_events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch
 from kvsim.pages.extents import Extent, join_extents, split_extents
+from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 
 Send = Callable[[tuple[Event, ...]], None]
 """Takes what has happened in a step."""
@@ -45,6 +46,9 @@ class EngineEvents(EngineWatch):
     """
 
     def __init__(self, teller: Teller, blocks: Blocks, engine: Engine, send: Send, *, self_describing: bool) -> None:
+        substrate = engine.substrate
+        assert isinstance(substrate, SimulatedSubstrate)
+        self._leap_s = substrate.steps.leap_s
         self._teller, self._blocks, self._engine, self._send = teller, blocks, engine, send
         self._self_describing = self_describing
         self._pending: list[Change | Event] = []
@@ -119,9 +123,9 @@ class EngineEvents(EngineWatch):
         computed = [job.cached_tokens(work.decode_step) for job in work.decoding if isinstance(job, Job)]
         steps = min([-tokens % size + 1 for tokens in computed], default=work.max_steps)
         if steps < work.max_steps:
-            leap_s = self._engine.substrate.steps.leap_s  # type: ignore[attr-defined]
-            before_s = leap_s(work, steps - 1) if steps > 1 else 0.0
-            self._engine.env.timeout((before_s + leap_s(work, steps)) / 2).callbacks.append(lambda _: self._end_leap(done))
+            before_s = self._leap_s(work, steps - 1) if steps > 1 else 0.0
+            middle_s = (before_s + self._leap_s(work, steps)) / 2
+            self._engine.env.timeout(middle_s).callbacks.append(lambda _: self._end_leap(done))
 
     def _end_leap(self, done: Happening) -> None:
         if not done.triggered:

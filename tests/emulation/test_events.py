@@ -269,6 +269,28 @@ def test_a_cache_salt_keeps_prompts_apart_and_is_told() -> None:
     assert told("vllm", (PROMPT, 1, Extras(salt="mine")))[1][0].block_hashes == (vllm_told(one), vllm_told(two))
 
 
+@pytest.mark.parametrize("name", CACHES)
+def test_an_engine_does_the_same_whether_it_tells_or_not(name: str) -> None:
+    prompts = [list(range(start, start + 30)) for start in (0, 100, 0, 200, 100)]
+
+    def times(*, tells: bool) -> list[tuple[float, float, tuple[int, ...]]]:
+        emulator = Emulator(plan_named(name), 1e-9)
+        env = emulator.cluster.env
+        if tells:
+            EventFeed(emulator, TELLERS[CACHES[name][0]], lambda _: None, lambda: 0.0)
+        served = []
+        for prompt in prompts:
+            served.append(emulator.submit(prompt, 37))
+            env.run(env.now + 0.05)
+        while env.peek() < float("inf"):
+            env.step()
+        return [(one.first_token_s, one.end_s, one.cached_tokens) for one in served]
+
+    told, silent = within_a_loop(lambda: times(tells=True))(), within_a_loop(lambda: times(tells=False))()
+    for one, other in zip(told, silent, strict=True):
+        assert one[:2] == pytest.approx(other[:2], rel=1e-9) and one[2] == other[2]
+
+
 def test_blocks_are_forgotten_with_their_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvsim.emulation.live_pages.LEAST_PAGES", 64)
 
