@@ -301,6 +301,30 @@ def test_an_engine_does_the_same_whether_it_tells_or_not(name: str) -> None:
         assert one[:2] == pytest.approx(other[:2], rel=1e-9) and one[2] == other[2]
 
 
+def test_each_of_several_engines_tells_of_its_own_cache() -> None:
+    plan = plan_of(("preset=vllm", *SMALL, "cluster.engines=2", "routing=round_robin"))
+
+    def serve() -> None:
+        emulator, indices = Emulator(plan, 1e-9), {0: Index(), 1: Index()}
+
+        def hear(batch: EventBatch) -> None:
+            assert batch.rank is not None
+            indices[batch.rank].apply(batch)
+
+        feed = EventFeed(emulator, TELLERS["vllm"], hear, lambda: 0.0)
+        env = emulator.cluster.env
+        for start in (0, 100, 200, 300):
+            emulator.submit(list(range(start, start + 40)), 20)
+            while env.peek() < float("inf"):
+                env.step()
+        for rank, cache in enumerate(emulator.cluster.caches):
+            held = held_blocks(cache, cache.tiers[0], emulator.pages.next_id, feed.blocks, last_only=True)
+            assert indices[rank].held("gpu") == held and len(held) > 20
+        assert not indices[0].held("gpu") & indices[1].held("gpu")
+
+    within_a_loop(serve)()
+
+
 def test_blocks_are_forgotten_with_their_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvsim.emulation.live_pages.LEAST_PAGES", 64)
 
