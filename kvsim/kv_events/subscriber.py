@@ -74,7 +74,8 @@ class Subscriber:
         tell: Callable[[str], None] = _log.warning,
     ) -> None:
         """``endpoint`` is that of rank 0; it is connected to, or, with a wildcard for the host, engines connect to it.
-        ``replay_timeout_s`` is how long the next message of a replay may take. ``tell`` takes a line on what is wrong. Raises UsageError for what is no endpoint."""
+        ``replay_timeout_s`` is how long the next message of a replay may take. ``tell`` takes a line on what is wrong. Raises
+        UsageError for what is no endpoint."""
         self.endpoints = [endpoint_of(endpoint, rank) for rank in range(ranks)]
         replays = [None if replay_endpoint is None else endpoint_of(replay_endpoint, rank) for rank in range(ranks)]
         self.listening: list[str] = []
