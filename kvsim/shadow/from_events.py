@@ -48,10 +48,8 @@ class OpenRequest:
         "tail",
     )  # fmt: skip
 
-    def __init__(
-        self, prompt: list[bytes], cached: int | None, tail: Block, session: str | None, at_s: float, batch: int
-    ) -> None:
-        self.prompt = prompt
+    def __init__(self, cached: int | None, tail: Block, session: str | None, at_s: float, batch: int) -> None:
+        self.prompt = tail.path()
         """Keys of its prompt's blocks so far."""
         self.answer: list[bytes] = []
         self.cached = cached
@@ -107,23 +105,23 @@ class RequestsFromEvents:
         """Take blocks that were stored on the GPU; ``is_known``: whether all is known that the engine has."""
         if not told.blocks:
             return
-        if not told.blocks[-1].is_rooted:
+        tail = told.blocks[-1]
+        if not tail.is_rooted:
             self.rootless += 1
             return
-        keys = [block.key for block in told.blocks]
+        new = len(told.blocks)
         if told.is_report:
             if not self._is_repeated(event, told, at_s):
-                self._begin(keys, len(keys), event, told, at_s)
+                self._begin(new, event, told, at_s)
             return
         if told.parent is not None:
             for request in reversed(self._by_tail.get(told.parent, ())):
                 if self._goes_on(request, event, at_s):
-                    self._go_on(request, keys, told, at_s)
+                    self._go_on(request, [block.key for block in told.blocks], told, at_s)
                     return
-        path = [] if told.parent is None else told.parent.path()
-        cached = len(path) + told.known_below if told.parent is not None or is_known else None
-        request = self._begin(path + keys, cached, event, told, at_s)
-        request.events, request.is_exact = 1, told.known == len(keys)
+        is_certain = told.parent is not None or is_known
+        request = self._begin(tail.depth - new + told.known_below if is_certain else None, event, told, at_s)
+        request.events, request.is_exact = 1, told.known == new
 
     def _is_repeated(self, event: BlockStored, told: Told, at_s: float) -> bool:
         """Whether a request has reported the same just before, and still waits for its turn."""
@@ -133,8 +131,9 @@ class RequestsFromEvents:
                 return True
         return False
 
-    def _begin(self, prompt: list[bytes], cached: int | None, event: BlockStored, told: Told, at_s: float) -> OpenRequest:
-        request = OpenRequest(prompt, cached, told.blocks[-1], event.session_id, at_s, self._batch)
+    def _begin(self, cached: int | None, event: BlockStored, told: Told, at_s: float) -> OpenRequest:
+        """Begin a request that has hit ``cached`` blocks; its path so far ends with the event's last block."""
+        request = OpenRequest(cached, told.blocks[-1], event.session_id, at_s, self._batch)
         self._by_tail.setdefault(request.tail, []).append(request)
         self._open.append(request)
         self._recent.append(request)
