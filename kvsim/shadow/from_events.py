@@ -83,6 +83,8 @@ class RequestsFromEvents:
         """Those that may go on, the one that was told of longest ago first; some are there more than once."""
         self._batch = 0
         self._after_reset = False
+        self.open_blocks = 0
+        """Blocks of the requests that were not handed on."""
         self.rootless = 0
         """Events whose blocks follow nothing that is known, so that no request could be made of them."""
         self.cut = 0
@@ -134,6 +136,7 @@ class RequestsFromEvents:
     def _begin(self, cached: int | None, event: BlockStored, told: Told, at_s: float) -> OpenRequest:
         """Begin a request that has hit ``cached`` blocks; its path so far ends with the event's last block."""
         request = OpenRequest(cached, told.blocks[-1], event.session_id, at_s, self._batch)
+        self.open_blocks += len(request.prompt)
         self._by_tail.setdefault(request.tail, []).append(request)
         self._open.append(request)
         self._recent.append(request)
@@ -154,6 +157,7 @@ class RequestsFromEvents:
 
     def _go_on(self, request: OpenRequest, keys: list[bytes], told: Told, at_s: float) -> None:
         """Let a request have more blocks: of its prompt, or of its answer."""
+        self.open_blocks += 0 if request.is_given else len(keys)
         if request.is_given:
             self.cut += len(keys)
         elif request.answer or request.is_exact or request.events and len(keys) == 1:
@@ -193,6 +197,11 @@ class RequestsFromEvents:
         while self._open:
             self._hand_on_first()
 
+    def hand_on_oldest(self) -> None:
+        """Hand on the older half of the requests, ended or not, because memory is short."""
+        for _ in range(-(-len(self._open) // 2)):
+            self._hand_on_first()
+
     def _close(self, request: OpenRequest) -> None:
         """Expect nothing more of a request."""
         if not request.is_closed:
@@ -202,6 +211,7 @@ class RequestsFromEvents:
     def _hand_on_first(self) -> None:
         request, size = self._open.popleft(), self._page_tokens
         request.is_given = True
+        self.open_blocks -= len(request.prompt) + len(request.answer)
         prompt, answer, cached = request.prompt, request.answer, request.cached
         after_reset, self._after_reset = self._after_reset, False
         self._give(

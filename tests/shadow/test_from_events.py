@@ -213,7 +213,7 @@ def test_no_stream_breaks_it_and_no_request_is_impossible(batches: list) -> None
             live.engine.lose(1)
         live.take(at_s, *[event for event in events if event != "gap"])
     live.end()
-    assert not live.engine.requests._open and not live.engine.requests._by_tail
+    assert not live.engine.requests._open and not live.engine.requests._by_tail and not live.engine.requests.open_blocks
     before: dict[bytes, bytes] = {}
     for request in live.given:
         path = (b"", *request.keys, *request.output_keys)
