@@ -240,6 +240,8 @@ class Engine(Watch):
             for job, _ in work.prefilling:
                 job.times.load_s += work.stalled_s
         self.schedule.ended(step, done if work.decode_requests else 0)
+        for watch in self.watches:
+            watch.worked(work)
         if self.reports:
             self.frontend.stepped(self.number)
 
@@ -261,6 +263,11 @@ class Engine(Watch):
     def drop(self, job: Job) -> None:
         """Give up a request wherever it is: its pages, its place in the queue and its prefetch."""
         self.schedule.drop(job, is_up=self.is_up)
+
+    def abort(self, job: Job) -> None:
+        """End a request early, since nobody waits for its answer; the engine must be up, and the request must not have ended."""
+        self.schedule.abort(job)
+        self.wake()
 
     def transfers(self) -> list[Transfer]:
         """Return the transfers under way from and to the engine's GPU."""
