@@ -51,6 +51,11 @@ class LivePageIndex(PageIndex):
         place = page - self._starts[at]
         return keys[place] if 0 <= place < len(keys) else None
 
+    def before(self, page: int) -> int:
+        """Return the id of the page before one on its path; -1 if it begins a prompt."""
+        at = bisect_right(self._starts, page) - 1
+        return self._parents[at] if at >= 0 and self._starts[at] == page else page - 1
+
     def forget_all_but(self, kept: Iterable[Extent]) -> int:
         """Forget all ids but these and those of the pages before them. Returns how many were forgotten."""
         starts, ends = self._starts, self._ends_of_segments(kept)
