@@ -1,5 +1,6 @@
 """The score: which events of an engine kvsim predicts."""
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -8,19 +9,24 @@ from kvsim.emulation.served import Extras
 from kvsim.errors import UsageError
 from kvsim.kv_events.codec import decode
 from kvsim.kv_events.dialects import dialect_named, encode
+from kvsim.kv_events.messages import BlockStored
 from kvsim.kv_events.recorded import Message, read_recorded, write_recorded
-from kvsim.report.servers.seen import moments_of
+from kvsim.report.servers.seen import as_observed, moments_of
 from kvsim.results.observed_file import read_observed, write_observed
+from kvsim.run import play
+from kvsim.shadow.live import LiveRequest
 from kvsim.shadow.recorded_score import requests_of, score_recorded
 from kvsim.shadow.score import REMOVED, STORED, Happened, scored
 from kvsim.shadow.settings import ShadowSettings
 from kvsim.shadow.shadow import Shadow
 from kvsim.shadow.snapshot import Share
+from kvsim.trace.mooncake import Mooncake
 from tests import composing
 from tests.shadow.emulated import emulated
 from tests.shadow.live import KEYS, from_tokens
 from tests.shadow.test_ghosts import plan
 from tests.shadow.written import CLEARED, PAGE_TOKENS, batch, removed, stored
+from tests.workloads import pages_of
 
 
 def happened(*events: tuple[float, str, str]) -> list[Happened]:
@@ -147,3 +153,40 @@ def test_requests_without_answers_take_them_from_the_events() -> None:
     requests = [from_tokens(prompt, page_tokens=PAGE_TOKENS)._replace(output_tokens=2 * PAGE_TOKENS)]
     score = score_recorded(events, requests, plan(f"page_tokens={PAGE_TOKENS}", "rules=vllm"), keys=KEYS)
     assert score.stored["gpu"] == Share(3, 2, 0)
+
+
+@pytest.mark.parametrize(("name", "rate", "capacity"), [("stress2_r4_c60000", 4, 60_000), ("stress2_r2.2_c20000", 2.2, 20_000)])
+def test_nearly_all_that_a_recorded_vllm_has_stored_of_prompts_is_predicted(
+    shared: Path, name: str, rate: float, capacity: int
+) -> None:
+    """A recorded schedule tells what each request has hit, so which blocks of its prompt vLLM has stored.
+
+    It does not tell what was removed, when each token came and when a request was admitted: moments are those of a simulation, with
+    tokens at even distances, so that a few hits differ. Requests that were preempted have stored blocks again, and are left out.
+    """
+    folder = shared / "golden" / "schedule"
+    if not folder.is_dir():
+        pytest.skip("compares with recorded schedules that are not part of the repository: ../shared/golden/schedule")
+    run_plan = composing.plan(
+        "preset=vllm", "hardware=linear", "page_tokens=16", "rules.cache_output=true", f"tiers.gpu.capacity={capacity}tokens",
+        command="simulate",
+    )  # fmt: skip
+    trace = Mooncake(path=str(folder / "stress2.jsonl"), answers="unique", rate=rate).load(16)
+    outcome = play.simulate(run_plan.with_own_policies(), trace.requests)
+    lines = gzip.decompress((folder / f"{name}.requests.gz").read_bytes()).decode().splitlines()
+    rows = [line.split() for line in lines if line[0].isdigit()]
+    lives, told = list[LiveRequest](), list[tuple[float, BlockStored]]()
+    for request, (_, first_s, _, hits, preemptions) in zip(trace.requests, rows, strict=True):
+        path = pages_of(request.own_path or ())
+        keys = KEYS.of_prompt([page for page in path for _ in range(16)], 16)
+        pages = request.prompt_tokens // 16
+        lives.append(LiveRequest(request.arrival_s, keys[:pages], request.prompt_tokens, keys[pages:], request.output_tokens))
+        new, hit = path[int(hits) // 16 : pages], int(hits) // 16
+        if new and not int(preemptions):
+            parent = path[hit - 1] if hit else None
+            told.append((float(first_s), BlockStored(tuple(new), parent, tuple(p for p in new for _ in range(16)), 16)))
+    moments = moments_of(as_observed(outcome, "simulated"))
+    batches = [batch(at_s, event) for at_s, event in sorted(told, key=lambda one: one[0])]
+    share = score_recorded(batches, lives, run_plan, keys=KEYS, moments=moments, within_s=600.0).stored["gpu"]
+    assert share.matched > 10_000
+    assert share.share > 0.98, share
