@@ -16,8 +16,8 @@ SEGMENT_BYTES = 100
 """A stretch of page ids, and its parent."""
 HELD_BYTES = 1_400
 """A node of a ghost: its lists by tier, its extents and slots, and its entries in the queues of policies."""
-RECENT_BYTES = 300
-"""The path of a request, as long as it is kept only because it was recent."""
+RECENT_BYTES = 140
+"""A stretch of the path of a request, as long as it is kept only because it was recent."""
 BLOCK_BYTES = 480
 """A block of an engine: its hash, its key, its places."""
 OPEN_BYTES = 200
@@ -162,7 +162,7 @@ class Bound:
 
     def _forget(self, *, with_recent: bool) -> None:
         for prompts in self._prompts:
-            kept = [extent for path in prompts.recent for extent in path] if with_recent else []
+            kept = prompts.recent.copy() if with_recent else []
             for ghost in self._ghosts:
                 if ghost.plan.page_tokens == prompts.page_tokens:
                     kept += [extent for _, extents in ghost.held() for extent in extents]
