@@ -14,9 +14,9 @@ FLOORS = (
     ("cli",),
     ("commands",),
     ("api",),
-    ("sweeps", "emulation"),
+    ("sweeps", "emulation", "shadow"),
     ("run", "calibration"),
-    ("plans", "report", "servers"),
+    ("plans", "report", "servers", "kv_events"),
     ("engines", "replaying", "cluster", "substrate", "trace", "results"),
     ("engine", "states"),
     ("policies",),
@@ -30,7 +30,7 @@ FLOORS = (
 
 Policies know nothing of the engine that asks them, so the engine stands above their contracts.
 """
-LATE = {"torch", "triton", "wandb", "plotly", "httpx", "prometheus_client"}
+LATE = {"torch", "triton", "wandb", "plotly", "httpx", "prometheus_client", "zmq"}
 
 
 def modules() -> list[str]:

@@ -14,6 +14,7 @@ from kvsim.core.transfer import NO_TRANSFERS, Begin, FetchPin, Transfer
 from kvsim.core.tree import Node, RadixTree
 from kvsim.core.view import View
 from kvsim.core.watch import Watch
+from kvsim.pages.extents import Extent
 
 NOTHING_IN_FLIGHT: Final[dict[Transfer, None]] = {}
 
@@ -134,6 +135,16 @@ class Reported(metaclass=ABCMeta):
     def held_pages(self, name: str) -> tuple[int, int] | None:
         """Return the pages that the tiers of this name have, and how many of them no tier above has; None if it is not known."""
         return None
+
+    def held_extents(self) -> list[Extent]:
+        """Return page ids, as extents in any order, among which are all that a later request may hit.
+
+        By default those of the tree. A cache that also finds pages or states elsewhere adds theirs.
+        """
+        extents: list[Extent] = []
+        for node in self.tree.root.descendants():
+            extents += node.runs
+        return extents
 
 
 class ServedCache(Reported):

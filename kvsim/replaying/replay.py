@@ -47,7 +47,7 @@ class Replay:
         rows: list[Hits | None] = []
         with without_garbage_collector():
             for start in range(0, len(requests), ADVANCE_EVERY):
-                rows += self._play(requests[start : start + ADVANCE_EVERY])
+                rows += self.play(requests[start : start + ADVANCE_EVERY])
                 if advance:
                     advance(len(rows))
             if inspect and not each_step:
@@ -57,8 +57,8 @@ class Replay:
             wall_s = perf_counter() - began
         return self._outcome(requests, rows, wall_s)
 
-    def _play(self, requests: list[Request]) -> list[Hits | None]:
-        """Play some requests. Returns the hit pages of each by tier; None for a request that can never fit."""
+    def play(self, requests: list[Request]) -> list[Hits | None]:
+        """Play the next requests. Returns the hit pages of each by tier; None for a request that can never fit."""
         live, page_tokens = self.live, self.server.page_tokens
         in_flight, hold_output = self.settings.in_flight, self.settings.hold_output
         serve, finish = self.server.serve, self.server.finish_request

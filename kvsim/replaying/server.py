@@ -10,6 +10,7 @@ from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.core.tree import RadixTree
 from kvsim.engine.job import LEAP_STEPS
 from kvsim.engine.prefetching import Prefetch, Prefetching
+from kvsim.pages.extents import Extent
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -44,6 +45,9 @@ class PassingServer(Server):
 
     def held_pages(self, name: str) -> tuple[int, int] | None:
         return self.server.held_pages(name)
+
+    def held_extents(self) -> list[Extent]:
+        return self.server.held_extents()
 
 
 class CacheServer(Server):
@@ -117,6 +121,9 @@ class CacheServer(Server):
 
     def held_pages(self, name: str) -> tuple[int, int] | None:
         return self.cache.held_pages(name)
+
+    def held_extents(self) -> list[Extent]:
+        return self.cache.held_extents()
 
     def finish_request(self, lease: Lease) -> None:
         """End a request whose answer is complete, and give back what it holds."""

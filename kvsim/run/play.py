@@ -29,7 +29,16 @@ from kvsim.replaying.replay import Replay
 from kvsim.replaying.samples import SampleServer
 from kvsim.replaying.server import CacheServer
 from kvsim.replaying.settings import ReplaySettings
-from kvsim.run.assembly import build_cache, build_cluster, build_graphs, build_prefetching, build_served, build_setup, build_tiers
+from kvsim.run.assembly import (
+    Graph,
+    build_cache,
+    build_cluster,
+    build_graphs,
+    build_prefetching,
+    build_served,
+    build_setup,
+    build_tiers,
+)
 
 Advance = Callable[[int], None]
 """Called now and then with the number of finished requests."""
@@ -47,16 +56,24 @@ def replay(
     plan = with_known_answers(plan, requests)
     check_answers(plan, requests)
     check_bypass(plan, "replay")
-    graph = build_tiers(plan, requests, SlotPool if inspect else Pool)
-    log = EventLog(graph[0]) if plan.events else None
+    tiers, edges = build_tiers(plan, requests, SlotPool if inspect else Pool)
+    log = EventLog(tiers) if plan.events else None
+    outcome = open_replay(plan, (tiers, edges), requests, log).run(requests, advance, inspect, each_step=plan.print_steps)
+    outcome.events = log
+    return outcome
+
+
+def open_replay(plan: Plan, graph: Graph, requests: list[Request], log: EventLog | None = None) -> Replay:
+    """Return a replay over these tiers, which are empty, before its first request.
+
+    ``requests`` are all that it will play, as far as they are known before; none for a stream. Raises UsageError.
+    """
     server: Server | None = _bypass_tier(plan, graph[0], requests)
     if server is None:
         server = build_server(plan, build_setup(plan, graph, requests), requests, log)
     elif log:
         server = LoggedServer(server, log)
-    outcome = Replay(server, plan.replay).run(requests, advance, inspect, each_step=plan.print_steps)
-    outcome.events = log
-    return outcome
+    return Replay(server, plan.replay)
 
 
 @policies_named

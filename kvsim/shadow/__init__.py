@@ -1,1 +1,1 @@
-"""Runs beside live engines: follows their caches and requests, and serves the same requests from ghost caches."""
+"""Follows live engines: their trees from their events, and ghost caches with other settings that serve the same requests."""

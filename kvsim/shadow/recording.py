@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from kvsim.errors import UsageError
-from kvsim.shadow.live import LiveRequest
+from kvsim.shadow.request import LiveRequest
 from kvsim.shadow.sources.salt import Salt
 from kvsim.trace.mooncake import ANSWER
 

@@ -352,6 +352,9 @@ class HybridCache(ServedCache):
     def describe_checkpoints(self) -> dict[str, int]:
         return asdict(self.states.count(self.state_bytes))
 
+    def held_extents(self) -> list[Extent]:
+        return super().held_extents() + [(page, 1) for page in self.detached or ()]
+
     def pages_known(self) -> dict[int, int] | None:
         return self.known_pages
 

@@ -91,6 +91,10 @@ class StateIndex(Generic[T]):
             if not pages:
                 del self._extents[start]
 
+    def pages(self) -> list[int]:
+        """Return the pages that a state follows, in order."""
+        return list(self._states)
+
     def values(self) -> list[T]:
         """Return all states."""
         return [state for _, state in self._states.values()]

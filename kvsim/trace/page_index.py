@@ -1,7 +1,8 @@
 """Assigns page ids to chained keys."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 from kvsim.pages.extents import Extent, append_extent
 
@@ -14,18 +15,20 @@ class PageIndex:
     """
 
     def __init__(self) -> None:
-        self._ids: dict[int, int] = {}
+        self._ids: dict[Any, int] = {}
+        self.next_id = 0
+        """The id of the next new key: no id is assigned twice."""
 
     @property
     def pages(self) -> int:
-        """Number of page ids assigned so far."""
+        """Number of page ids whose keys are known."""
         return len(self._ids)
 
-    def keys(self) -> list[int]:
-        """Return the keys of all page ids assigned so far, in order of id."""
+    def keys(self) -> list[Any]:
+        """Return the keys of all page ids that are known, in order of id."""
         return list(self._ids)
 
-    def lookup(self, keys: Sequence[int]) -> tuple[Extent, ...]:
+    def lookup(self, keys: Sequence[Hashable]) -> tuple[Extent, ...]:
         """Return the page ids of a prompt with these keys as normalised extents; new keys get the next ids."""
         ids = self._ids
         known = bisect_left(keys, True, key=lambda key: key not in ids)
@@ -37,6 +40,8 @@ class PageIndex:
             extents.append((shift + done, end - done))
             done = end
         if known < len(keys):
-            append_extent(extents, len(ids), len(keys) - known)
-            ids.update(zip(keys[known:], range(len(ids), len(ids) + len(keys) - known), strict=True))
+            first, new = self.next_id, len(keys) - known
+            append_extent(extents, first, new)
+            ids.update(zip(keys[known:], range(first, first + new), strict=True))
+            self.next_id += new
         return tuple(extents)

@@ -69,6 +69,10 @@ class OffloadOrder(metaclass=ABCMeta):
         """Number of stored chunks."""
 
     @abstractmethod
+    def held(self) -> list[Extent]:
+        """Return the stored chunks, in any order."""
+
+    @abstractmethod
     def find(self, runs: Iterable[Extent]) -> Seen:
         """Cut the whole path into stored (True) and missing (False) pieces."""
 
@@ -119,6 +123,9 @@ class LruOffload(OffloadOrder):
     @property
     def pages(self) -> int:
         return self._numbers.pages
+
+    def held(self) -> list[Extent]:
+        return [run for run, _, _ in self._numbers.oldest_first()]
 
     def find(self, runs: Iterable[Extent]) -> Seen:
         return [(run, here is not None) for run, here in self._numbers.pieces(runs)]
@@ -215,6 +222,9 @@ class ArcOffload(OffloadOrder):
     @property
     def pages(self) -> int:
         return self.once.pages + self.again.pages
+
+    def held(self) -> list[Extent]:
+        return [run for order in (self.once, self.again) for run, _, _ in order.oldest_first()]
 
     def find(self, runs: Iterable[Extent]) -> Seen:
         return [(run, here is not None) for run, here, _ in _pieces_of_two(self.once, self.again, runs)]

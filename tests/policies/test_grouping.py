@@ -85,7 +85,7 @@ def play_single_pages(replay: Replay, requests: list[Request]) -> Outcome:
         for node in list(cache.tree.root.descendants()):
             while node.pages > 1:
                 cache.residency.cut(node, 1)
-        rows += replay._play([request])
+        rows += replay.play([request])
     while replay.live:
         replay.server.finish_request(replay.live.popleft())
     return replay._outcome(requests, rows, wall_s=0.0)

@@ -86,7 +86,7 @@ def test_queues_do_what_the_slow_model_does(
         CacheServer(cache, Prefetching(cache, NoPrefetch(), Offer)), ReplaySettings(in_flight=in_flight, hold_output=False)
     )
     for numbers in prompts:
-        (hits,) = replay._play([make_request(numbers)])
+        (hits,) = replay.play([make_request(numbers)])
         assert (hits and hits[0]) == model.serve(numbers)
         marks = marks_of(policy)
         assert marks == {number: page.mark for number, page in model.pages.items()}

@@ -87,6 +87,9 @@ class LightLLMCache(Server):
         """The radix tree of the pages on the GPU."""
         return self.residency.tree
 
+    def held_extents(self) -> list[Extent]:
+        return super().held_extents() + ([] if self.store is None else self.store.held())
+
     def serve(self, request: Request, pages: int, now: float) -> object:
         """Look up and admit with room for ``pages`` pages in all.
 

@@ -58,6 +58,9 @@ class LightLLMHybridCache(LightLLMCache):
         self._state_bytes = hybrid.state_bytes
         self._running: list[HybridLease] = []
 
+    def held_extents(self) -> list[Extent]:
+        return super().held_extents() + [(page, 1) for page in self.states.detached or ()]
+
     def pages_known(self) -> dict[int, int]:
         return self.known_pages
 

@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 
 from kvsim.core.tier import Edge
 from kvsim.pages.extent_order import ExtentOrder
-from kvsim.pages.extents import Extent, count_pages, every_last, split_extents
+from kvsim.pages.extents import Extent, count_pages, every_last, split_extents, unnamed
 
 
 class Stored(NamedTuple):
@@ -121,6 +121,11 @@ class PageStore:
     def idle_pages(self) -> int:
         """Number of stored pages that nobody holds."""
         return self._pages.pages - self._held_pages
+
+    def held(self) -> list[Extent]:
+        """Return the GPU pages that identify the stored pages, in any order."""
+        unit, named = self.tier.unit_pages, [extent for extent, _, _ in self._pages.oldest_first()]
+        return named if unit == 1 else [(page, 1) for extent in named for page in unnamed(extent, unit)]
 
     def idle(self) -> list[Extent]:
         """Return the pages that nobody holds, the next to leave first."""

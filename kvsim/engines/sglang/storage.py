@@ -33,6 +33,10 @@ class Storage:
         """Return the pages of a path that can be here at all."""
         return split_extents(tuple(run for run in runs if run[0] >= 0), self.tier.pool.capacity)[0]
 
+    def held(self) -> list[Extent]:
+        """Return all pages, in any order."""
+        return [run for run, _, _ in self._order.oldest_first()]
+
     def touch(self, runs: tuple[Extent, ...]) -> None:
         """Mark pages that are read as the most recent."""
         self._order.touch(runs)

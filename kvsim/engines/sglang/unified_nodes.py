@@ -13,7 +13,7 @@ from kvsim.engines.sglang.answers import join_answer, pad
 from kvsim.engines.sglang.moving_nodes import MovingNodeCache
 from kvsim.engines.sglang.read_ahead import Gap, ReadAhead
 from kvsim.engines.sglang.whole_nodes import NodeLease
-from kvsim.pages.extents import count_pages, split_extents
+from kvsim.pages.extents import Extent, count_pages, split_extents
 from kvsim.policies.prefetch.base import Refusal
 
 
@@ -80,6 +80,9 @@ class UnifiedNodeCache(MovingNodeCache):
         self._running = 0
         self._waiting: UnifiedLease | None = None
         """The request that found no room when it was last tried."""
+
+    def held_extents(self) -> list[Extent]:
+        return super().held_extents() + ([] if self.storage is None else self.storage.held())
 
     def serve(self, request: Request, pages: int, now: float) -> UnifiedLease | None:
         """Look up, admit with room for ``pages`` pages in all, and insert chunk by chunk. Returns None without room."""

@@ -7,7 +7,7 @@ from kvsim.core.tier import Edge, Tier
 from kvsim.core.tree import RadixTree
 from kvsim.engines.vllm.block_pool import BlockLease, BlockPool
 from kvsim.engines.vllm.offload import OffloadCounts, OffloadTier, use_at_once
-from kvsim.pages.extents import split_extents
+from kvsim.pages.extents import Extent, split_extents
 from kvsim.policies.eviction.offload_order import OffloadUse
 
 
@@ -62,6 +62,9 @@ class VLLMCache(Server):
     def tree(self) -> RadixTree:
         """The radix tree of the GPU's pages."""
         return self.pool.tree
+
+    def held_extents(self) -> list[Extent]:
+        return super().held_extents() + ([] if self.offload is None else self.offload.order.held())
 
     def finish_request(self, lease: BlockLease) -> None:
         """End a request whose answer is complete: name the full pages of the answer, if it is cached; the pages that the request

@@ -60,6 +60,9 @@ class VLLMHybridCache(Server):
         """The radix tree of the pages."""
         return self.pool.tree
 
+    def held_extents(self) -> list[Extent]:
+        return super().held_extents() + [(page, 1) for page in self.pool.states.pages()]
+
     def pages_known(self) -> dict[int, int]:
         return self.known_pages
 

@@ -12,7 +12,7 @@ from threading import Event, Thread
 
 from kvsim.errors import TraceError, UsageError
 from kvsim.kv_events.messages import EventBatch
-from kvsim.shadow.live import LiveRequest
+from kvsim.shadow.request import LiveRequest
 from kvsim.shadow.recording import Recording
 from kvsim.shadow.shadow import Shadow
 

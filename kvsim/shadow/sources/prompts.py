@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from kvsim.shadow.live import LiveRequest
+from kvsim.shadow.request import LiveRequest
 from kvsim.shadow.sources.byte_text import BYTES_PER_TOKEN, ByteText
 from kvsim.shadow.sources.salt import Salt
 from kvsim.trace.openai import OpenAI

@@ -1,0 +1,132 @@
+"""Keeps what a shadow remembers within its memory."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from kvsim.core.request import Request
+from kvsim.plans.plan import Plan
+from kvsim.shadow.ghost import Ghost
+from kvsim.shadow.prompts import Prompts
+
+PAGE_BYTES = 170
+"""A page id: its key, its number and its entry in a table, which is up to a half empty."""
+SEGMENT_BYTES = 100
+"""A stretch of page ids, and its parent."""
+HELD_BYTES = 1_400
+"""A node of a ghost: its lists by tier, its extents and slots, and its entries in the queues of policies."""
+RECENT_BYTES = 300
+"""The path of a request, as long as it is kept only because it was recent."""
+SESSION_BYTES = 130
+"""A session whose turns are counted."""
+SESSIONS_SHARE = 16
+"""Sessions take one part in this many of the memory."""
+FULL = 0.75
+"""The share of the memory that may be taken after a clean-up, so that the next one is not due at once."""
+
+
+def limited(plan: Plan, most_bytes: int) -> Plan:
+    """Return a plan for a stream without end, in which an unlimited tier has as many pages as this memory has room to name."""
+    most_pages = max(1, most_bytes // 2 // PAGE_BYTES // len(plan.tiers))
+    tiers = [
+        replace(tier, capacity_pages=most_pages - most_pages % tier.unit_pages) if tier.capacity_pages is None else tier
+        for tier in plan.tiers
+    ]
+    return replace(plan, tiers=tiers)
+
+
+class Bound:
+    """Estimates the bytes of page ids and ghosts, and makes room when they are too many.
+
+    1. Page ids that no ghost holds and no request has used since the last time are forgotten.
+    2. If that is not enough, so are those that requests have used.
+    3. If that is not enough, the cache of a ghost is emptied that holds the most, again and again.
+
+    The first two change no hit of a policy that knows only of pages that it holds; one with a memory of others, such as ARC,
+    takes a forgotten page for a new one. The third makes the ghost worse than it would be.
+    """
+
+    def __init__(self, most_bytes: int, ghosts: Sequence[Ghost], prompts: Sequence[Prompts]) -> None:
+        self.most_bytes = most_bytes
+        self._ghosts = ghosts
+        self._prompts = prompts
+        self._held_bytes = 0
+        """Of the ghosts' caches, when they were last counted."""
+        self._new_extents = 0
+        """An upper bound of what they may have got since."""
+        self.cleanings = 0
+        """How often page ids were forgotten."""
+
+    def notes(self) -> list[str]:
+        """Say what was given up."""
+        emptied = [f"{ghost.name} {ghost.emptied:,} times" for ghost in self._ghosts if ghost.emptied]
+        found = []
+        if self.cleanings:
+            found.append(
+                f"memory was full {self.cleanings:,} times: pages that no ghost holds were forgotten, also by policies that "
+                "remember such pages (arc, two_q, w_tinylfu and their like)"
+            )
+        if emptied:
+            found.append(
+                f"memory is too small for these ghosts, so that caches were emptied: {', '.join(emptied)}; give it more, or "
+                "smaller tiers to the ghosts"
+            )
+        return found
+
+    def grew(self, requests: Iterable[Request]) -> None:
+        """Take note of a request that all ghosts have served; make room if there may be too much now."""
+        extents = 0
+        for request in requests:
+            extents += len(request.runs) + len(request.output_runs or ()) + 2
+        self._new_extents += extents * len(self._ghosts)
+        if self.bytes > self.most_bytes:
+            self.make_room()
+
+    @property
+    def bytes(self) -> int:
+        """An upper estimate of what is taken now."""
+        return self._held_bytes + HELD_BYTES * self._new_extents + self._index_bytes()
+
+    def measured(self) -> int:
+        """Count again, and return what is taken."""
+        self._count()
+        return self.bytes
+
+    def make_room(self) -> None:
+        """Forget what is needed to have room again."""
+        self.cleanings += 1
+        self._forget(with_recent=True)
+        if self.bytes > FULL * self.most_bytes:
+            self._forget(with_recent=False)
+        while self.bytes > FULL * self.most_bytes and self._empty_largest():
+            self._forget(with_recent=False)
+
+    def _index_bytes(self) -> int:
+        return sum(
+            PAGE_BYTES * each.index.pages + SEGMENT_BYTES * each.index.segments + RECENT_BYTES * len(each.recent)
+            for each in self._prompts
+        )
+
+    def _count(self) -> dict[tuple[int, str], int]:
+        """Count the extents that each cache holds, by its ghost's place and its engine."""
+        held = {(at, engine): len(extents) for at, ghost in enumerate(self._ghosts) for engine, extents in ghost.held()}
+        self._held_bytes, self._new_extents = HELD_BYTES * sum(held.values()), 0
+        return held
+
+    def _forget(self, *, with_recent: bool) -> None:
+        for prompts in self._prompts:
+            kept = [extent for path in prompts.recent for extent in path] if with_recent else []
+            for ghost in self._ghosts:
+                if ghost.plan.page_tokens == prompts.page_tokens:
+                    kept += [extent for _, extents in ghost.held() for extent in extents]
+            prompts.index.forget_all_but(kept)
+            prompts.recent.clear()
+        self._count()
+
+    def _empty_largest(self) -> bool:
+        """Empty the cache that holds the most. Returns False if none holds anything."""
+        held = {place: extents for place, extents in self._count().items() if extents}
+        if not held:
+            return False
+        at, engine = max(held, key=lambda place: held[place])
+        self._ghosts[at].empty(engine)
+        return True

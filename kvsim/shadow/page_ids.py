@@ -1,0 +1,84 @@
+"""Page ids for a stream of requests without end: ids that nothing refers to any more are forgotten."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Hashable, Iterable, Sequence
+
+from kvsim.pages.extents import Extent
+from kvsim.trace.page_index import PageIndex
+
+
+class LivePageIndex(PageIndex):
+    """A page index that can forget. A key that is seen again after that gets a new id, as if it had never been seen.
+
+    Ids of one segment are a stretch of a path. A segment begins where a prompt leaves those before it, and remembers the page
+    that it follows. So whatever is kept, the pages before it are kept too, and the known keys of a prompt stay a prefix of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._starts: list[int] = []
+        """First ids of the segments, ascending."""
+        self._parents: list[int] = []
+        """For each segment, the id of the page before its first one; -1 if that begins a prompt."""
+        self.forgotten = 0
+        """Number of page ids forgotten so far."""
+
+    @property
+    def segments(self) -> int:
+        """Number of stretches that the known ids consist of."""
+        return len(self._starts)
+
+    def lookup(self, keys: Sequence[Hashable]) -> tuple[Extent, ...]:
+        first = self.next_id
+        extents = super().lookup(keys)
+        new = self.next_id - first
+        if new:
+            start, pages = extents[-1]
+            if pages == new:  # it does not continue the page before it by its id
+                self._starts.append(start)
+                self._parents.append(extents[-2][0] + extents[-2][1] - 1 if len(extents) > 1 else -1)
+        return extents
+
+    def forget_all_but(self, kept: Iterable[Extent]) -> int:
+        """Forget all ids but these and those of the pages before them. Returns how many were forgotten."""
+        starts = self._starts
+        ends = self._ends_of_segments(kept)
+        keys, ids = list(self._ids), list(self._ids.values())
+        known: dict[Hashable, int] = {}
+        kept_segments = [at for at, end in enumerate(ends) if end > starts[at]]
+        for at in kept_segments:
+            begin, end = bisect_left(ids, starts[at]), bisect_left(ids, ends[at])
+            known.update(zip(keys[begin:end], ids[begin:end], strict=True))
+        self._starts = [starts[at] for at in kept_segments]
+        self._parents = [self._parents[at] for at in kept_segments]
+        self._ids = known
+        forgotten = len(keys) - len(known)
+        self.forgotten += forgotten
+        return forgotten
+
+    def _ends_of_segments(self, kept: Iterable[Extent]) -> list[int]:
+        """Return, for each segment, the id after the last one that is kept; its first id if none is."""
+        starts = self._starts
+        ends = starts.copy()
+        for first, pages in kept:
+            stop, at = first + pages, bisect_right(starts, first) - 1
+            while at < len(starts) and (at < 0 or starts[at] < stop):
+                if at >= 0:
+                    limit = starts[at + 1] if at + 1 < len(starts) else self.next_id
+                    ends[at] = max(ends[at], min(stop, limit))
+                at += 1
+        for at in range(len(starts) - 1, -1, -1):
+            parent = self._parents[at]
+            if ends[at] > starts[at] and parent >= 0:
+                above = bisect_right(starts, parent) - 1
+                ends[above] = max(ends[above], parent + 1)
+        return ends
+
+    def check(self) -> None:
+        """Raise AssertionError unless the ids ascend in the order of their keys, and each known page follows a known one."""
+        ids = list(self._ids.values())
+        assert ids == sorted(set(ids)), "ids do not ascend"
+        known = set(ids)
+        assert self._starts == sorted(set(self._starts)), "segments do not ascend"
+        assert all(parent in known for parent in self._parents if parent >= 0), "the page before a segment was forgotten"
+        assert all(page in self._starts or page - 1 in known for page in ids), "the page before a page was forgotten"
