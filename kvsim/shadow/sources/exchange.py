@@ -111,7 +111,10 @@ def _line(body: Record, prompt: Any) -> Fields:
 def _scope(body: Record) -> Fields:
     """Return what keeps prompts apart: the model or adapter that is asked, and a salt of the cache."""
     names = {"lora": ("lora_path", "model"), "tenant": ("cache_salt", "extra_key")}
-    found = {ours: next((value for name in theirs if isinstance(value := body.fields.get(name), str)), None) for ours, theirs in names.items()}
+    found = {
+        ours: next((value for name in theirs if isinstance(value := body.fields.get(name), str)), None)
+        for ours, theirs in names.items()
+    }
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -4,6 +4,7 @@ The sources' loop stays free to pass bytes on while prompts are tokenized, hashe
 """
 
 import queue
+import re
 import sys
 import time
 from collections import Counter
@@ -12,8 +13,8 @@ from threading import Event, Thread
 
 from kvsim.errors import TraceError, UsageError
 from kvsim.kv_events.messages import EventBatch
-from kvsim.shadow.request import LiveRequest
 from kvsim.shadow.recording import Recording
+from kvsim.shadow.request import LiveRequest
 from kvsim.shadow.shadow import Shadow
 
 Job = Callable[[], None]
@@ -22,14 +23,21 @@ MOST_BYTES = 1 << 28
 """What may wait of requests that a proxy has seen. More are passed on without being seen."""
 SWITCH_S = 0.0005
 """How long the thread keeps Python's lock while the loop wants it; 5 ms by default, which clients of a proxy would wait."""
-FULL = "the shadow is behind: requests pass without being seen"
+QUOTED = re.compile(r", not |(?<=refuses this conversation)|(?<=content) of type ")
+"""Where errors of the readers begin to quote."""
 
 
 class Feed:
     """Takes jobs from the loop of the main thread; ``refresh`` is called from the thread that does them, at intervals."""
 
     def __init__(
-        self, shadow: Shadow, recording: Recording | None, refresh: Job, every_s: float, on_stop: Callable[[], None], most: int | None
+        self,
+        shadow: Shadow,
+        recording: Recording | None,
+        refresh: Job,
+        every_s: float,
+        on_stop: Callable[[], None],
+        most: int | None,
     ) -> None:
         self.problems: Counter[str] = Counter()
         """How often each kind of problem has come up."""
@@ -50,7 +58,7 @@ class Feed:
         self._on_stop = on_stop
         self._most = most
         self._jobs: queue.Queue[tuple[Job, int] | None] = queue.Queue(MOST_JOBS)
-        self._waiting_bytes = 0
+        self._taken_bytes, self._done_bytes = 0, 0  # each is written by one thread
         self._has_enough = Event()
         self._thread = Thread(target=self._work, name="kvsim shadow", daemon=True)
 
@@ -61,24 +69,15 @@ class Feed:
         sys.setswitchinterval(SWITCH_S)
         self._thread.start()
 
-    def offer(self, job: Job, n_bytes: int = 0) -> bool:
+    def put(self, job: Job, n_bytes: int = 0) -> bool:
         """Take a job that keeps ``n_bytes`` in memory, unless too much waits already. Returns whether it was taken."""
-        if self._waiting_bytes + n_bytes <= MOST_BYTES:
-            try:
-                self._jobs.put_nowait((job, n_bytes))
-                self._waiting_bytes += n_bytes
-                return True
-            except queue.Full:
-                pass
-        self.tell("behind", FULL)
-        return False
-
-    def put(self, job: Job) -> bool:
-        """Take a job if there is room for it. Returns whether there was."""
+        if self._taken_bytes - self._done_bytes + n_bytes > MOST_BYTES:
+            return False
         try:
-            self._jobs.put_nowait((job, 0))
+            self._jobs.put_nowait((job, n_bytes))
         except queue.Full:
             return False
+        self._taken_bytes += n_bytes
         return True
 
     def finish(self) -> None:
@@ -159,12 +158,12 @@ class Feed:
                 if taken is None:
                     break
                 taken[0]()
-                self._waiting_bytes -= taken[1]
+                self._done_bytes += taken[1]
             self._refresh()
         except Exception as error:
             self.fail(error)
 
 
 def _without_content(problem: str) -> str:
-    """Return an error without the values that it quotes, which may be text of a request."""
-    return problem.split(", not ")[0]
+    """Return an error without what it quotes, which may be text of a request."""
+    return QUOTED.split(problem)[0]

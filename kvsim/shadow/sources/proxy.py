@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import UsageError
@@ -14,7 +15,6 @@ from kvsim.shadow.sources.feed import Feed
 from kvsim.shadow.sources.prompts import Prompts
 
 if TYPE_CHECKING:
-    import aiohttp
     from aiohttp import web
 
 LONGEST_BODY_BYTES = 1 << 28
@@ -147,7 +147,9 @@ class Proxy(Source):
                 await passed.prepare(request)
                 if exchange is not None:
                     exchange.status = answer.status
-                    exchange.answer = AnswerReader(answer.headers.get("Content-Type", ""), answer.headers.get("Content-Encoding", ""))
+                    exchange.answer = AnswerReader(
+                        answer.headers.get("Content-Type", ""), answer.headers.get("Content-Encoding", "")
+                    )
                 async for part in answer.content.iter_any():
                     await passed.write(part)
                     if exchange is not None:
@@ -188,8 +190,8 @@ class Proxy(Source):
         """Give the shadow the exchanges whose turn it is, unless it is too far behind."""
         assert self._feed is not None
         for exchange in self._order.take(time.time()):
-            if exchange.was_served:
-                self._feed.offer(lambda one=exchange: self._read(one), len(exchange.body))  # type: ignore[misc]
+            if exchange.was_served and not self._feed.put(partial(self._read, exchange), len(exchange.body)):
+                self._feed.tell("behind", "the shadow is behind: requests pass without being seen")
 
     def _read(self, exchange: Exchange) -> None:
         assert self._feed is not None
