@@ -76,11 +76,11 @@ def capacity_states(capacity: object, *, state_bytes: int) -> int | None:
     return states
 
 
-def bytes_of(text: object) -> int:
-    """Return the bytes of a size such as ``2GiB`` or ``0``. Raises ValueError for anything else, named as the workspace."""
+def bytes_of(text: object, name: str = "workspace") -> int:
+    """Return the bytes of a size such as ``2GiB`` or ``0``. Raises ValueError for anything else, with this name."""
     parts = re.fullmatch(SIZE, str(text).strip())
     if isinstance(text, bool) or parts is None or parts[2] not in BYTES and str(text).strip() != "0":
-        raise ValueError(f"workspace must be a size such as 2GiB, or 0, not {shown(text)}")
+        raise ValueError(f"{name} must be a size such as 2GiB, or 0, not {shown(text)}")
     return _whole_pages(parts[1], parts[2] or "B", 1, 1)
 
 

@@ -117,13 +117,17 @@ class Ghost:
         hits, prompts = dict(zip(self.tiers, self.tally.hit_tokens, strict=True)), self.tally.prompt_tokens
         return {tier.name: hits[tier.name] / prompts if prompts else 0.0 for tier in self.plan.tiers}
 
-    def pages(self) -> Mapping[str, int]:
-        """Return the pages held by tier, over all engines."""
-        found = {tier.name: 0 for tier in self.plan.tiers}
+    def occupancy(self) -> Mapping[str, tuple[int, int | None]]:
+        """Return the pages taken and the capacity by tier, over all engines."""
+        taken = {tier.name: 0 for tier in self.plan.tiers}
         for replay in self._replays.values():
             for tier in replay.server.tiers:
-                found[tier.name] += tier.pool.capacity - tier.pool.free
-        return found
+                taken[tier.name] += tier.pool.capacity - tier.pool.free
+        engines = max(1, len(self._replays))
+        return {
+            tier.name: (taken[tier.name], None if tier.capacity_pages is None else engines * tier.capacity_pages)
+            for tier in self.plan.tiers
+        }
 
     def _replay(self, engine: str) -> Replay:
         replay = self._replays.get(engine)

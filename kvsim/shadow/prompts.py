@@ -6,8 +6,8 @@ import xxhash
 
 from kvsim.core.request import Request
 from kvsim.pages.extents import Extent, split_extents
+from kvsim.shadow.live import LiveRequest
 from kvsim.shadow.page_ids import LivePageIndex
-from kvsim.shadow.request import LiveRequest
 
 
 class Sessions:

@@ -1,6 +1,6 @@
 """Beside live engines: their trees, and ghost caches that serve the same requests."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 
 from kvsim.errors import UsageError
@@ -8,8 +8,8 @@ from kvsim.plans.plan import Plan
 from kvsim.report.comparison.differing import differing, labels
 from kvsim.shadow.bound import SESSION_BYTES, SESSIONS_SHARE, Bound, limited
 from kvsim.shadow.ghost import Ghost, Tally
+from kvsim.shadow.live import LiveRequest, problem_of
 from kvsim.shadow.prompts import Prompts, Sessions
-from kvsim.shadow.request import LiveRequest, problem_of
 from kvsim.shadow.settings import ShadowSettings
 from kvsim.shadow.snapshot import GhostView, Snapshot
 
@@ -38,6 +38,8 @@ class Shadow:
         self._began_s: float | None = None
         self._at_s, self._last_s = 0.0, -inf
         self._engines: dict[str, None] = {}
+        self.on_request: Callable[[LiveRequest], None] | None = None
+        """Called with each request that events have made."""
         self.events = self.requests = self.skipped = self.late = self.gaps = 0
         self.last_problem = ""
         """What was wrong with the last request that was left out."""
@@ -115,13 +117,13 @@ def _prompts(ghost: Ghost, page_tokens: int) -> Prompts:
     return Prompts(size, size // page_tokens)
 
 
-def _differences(plans: list[Plan]) -> list[tuple[str, ...]]:
+def _differences(plans: list[Plan]) -> list[str]:
     """Return, for each plan, the settings in which it differs from the first, as overrides."""
     named = [labels(plan.config, plan.choices) for plan in plans]
-    return [tuple(f"{key}={each.get(key, 'null')}" for key in differing([named[0], each])) for each in named]
+    return [" ".join(f"{key}={each.get(key, 'null')}" for key in differing([named[0], each])) for each in named]
 
 
-def _view(ghost: Ghost, base: Tally, differs: tuple[str, ...]) -> GhostView:
+def _view(ghost: Ghost, base: Tally, differs: str) -> GhostView:
     tally = ghost.tally
     rate, first = _share(sum(tally.hit_tokens), tally.prompt_tokens), _share(sum(base.hit_tokens), base.prompt_tokens)
     checked = _share(tally.checked_hits - tally.engine_hits, tally.checked_prompts)
@@ -131,14 +133,14 @@ def _view(ghost: Ghost, base: Tally, differs: tuple[str, ...]) -> GhostView:
         requests=tally.requests,
         rejected=tally.rejected,
         hit_rate=rate,
-        by_tier=ghost.by_tier(),
+        hit_rate_by_tier=ghost.by_tier(),
         points=None if rate is None or first is None else 100 * (rate - first),
         recent_hit_rate=_share(tally.recent_hits, tally.recent_prompts),
         recent_requests=len(tally.recent),
         checked_requests=tally.checked,
         alike_requests=tally.alike,
         engine_points=None if checked is None else 100 * checked,
-        pages=ghost.pages(),
+        occupancy=ghost.occupancy(),
         emptied=ghost.emptied,
         problem=ghost.problem,
     )

@@ -33,8 +33,8 @@ class EngineView(NamedTuple):
     name: str
     rank: int | None
     """Its data-parallel rank; None if its events name none."""
-    pages: Mapping[tuple[int, str], int]
-    """Blocks that it has, by group and medium."""
+    pages: Mapping[str, int]
+    """Blocks that it has, by medium; for a model with several groups of layers, by medium and group (``gpu, group 1``)."""
     stored: int
     """Blocks in its BlockStored events, those stored again included."""
     removed: int
@@ -48,7 +48,7 @@ class EngineView(NamedTuple):
     gaps: int
     lost_batches: int
     """Batches of events that were lost in these gaps."""
-    is_complete: bool
+    known: bool
     """Whether the tree is all that the engine has: no gap since it started or was cleared."""
     requests: int
     """Requests of which it told itself how much it had cached."""
@@ -61,15 +61,15 @@ class GhostView(NamedTuple):
     """How a ghost cache fares."""
 
     name: str
-    differs: tuple[str, ...]
-    """Its settings that differ from the first ghost's, as overrides."""
+    differs: str
+    """Its settings that differ from the first ghost's, as overrides; empty for the first."""
     requests: int
     """Requests that it has served."""
     rejected: int
     """Requests that it could not hold even alone."""
     hit_rate: float | None
     """Hit tokens per prompt token of the requests served; None before the first."""
-    by_tier: Mapping[str, float]
+    hit_rate_by_tier: Mapping[str, float]
     """The same, by the tier that the hit pages came from."""
     points: float | None
     """Percentage points above the first ghost's hit rate."""
@@ -82,8 +82,8 @@ class GhostView(NamedTuple):
     """Those of them in which this ghost has cached exactly as many tokens."""
     engine_points: float | None
     """Percentage points above the engine's own hit rate, over the checked requests; None if there are none."""
-    pages: Mapping[str, int]
-    """Pages that it holds, by tier, over all engines."""
+    occupancy: Mapping[str, tuple[int, int | None]]
+    """By tier, over all engines: the pages that are taken, and the capacity; None for one that is unlimited."""
     emptied: int
     """How often it was emptied because memory was short."""
     problem: str

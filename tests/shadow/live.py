@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from kvsim.core.request import Request
-from kvsim.shadow.request import ChainKeys, LiveRequest
+from kvsim.shadow.live import ChainKeys, LiveRequest
 from tests.workloads import pages_of
 
 KEYS = ChainKeys(b"test")

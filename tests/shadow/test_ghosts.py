@@ -13,7 +13,7 @@ from kvsim.errors import UsageError
 from kvsim.plans.plan import Plan
 from kvsim.run import play
 from kvsim.shadow.ghost import Ghost
-from kvsim.shadow.request import LiveRequest
+from kvsim.shadow.live import LiveRequest
 from kvsim.shadow.settings import ShadowSettings
 from kvsim.shadow.shadow import Shadow
 from kvsim.trace.memory import trace_from_tokens
@@ -77,7 +77,7 @@ def hits_of_ghosts(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kvsim.shadow.shadow.Ghost", Recording)
         plans = {str(at): plan(*overrides) for at, overrides in enumerate(ghosts)}
-        shadow = Shadow(plans, page_tokens, ShadowSettings(salt=b""))
+        shadow = Shadow(plans, page_tokens, ShadowSettings(salt=""))
     for request in requests:
         shadow.request(request)
         if forget:
@@ -101,7 +101,7 @@ def test_hits_of_a_hand_sized_stream() -> None:
     assert (ghost.requests, ghost.rejected) == (3, 0)
     assert ghost.hit_rate == (0 + 8 + 8) / 36
     assert ghost.recent_hit_rate == ghost.hit_rate
-    assert ghost.pages == {"gpu": 3}
+    assert ghost.occupancy == {"gpu": (3, 3)}
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_each_engine_has_a_cache_of_its_own() -> None:
         shadow.request(from_tokens(range(9), page_tokens=4)._replace(engine=engine))
     (ghost,) = shadow.snapshot().ghosts
     assert ghost.hit_rate == 8 / 27
-    assert ghost.pages == {"gpu": 3 + 3}  # neither last request has ended: each holds a page for its tail
+    assert ghost.occupancy == {"gpu": (3 + 3, 2 * 8)}  # neither last request has ended: each holds a page for its tail
 
 
 def test_points_differences_and_the_engine_s_own_hits() -> None:
@@ -179,7 +179,7 @@ def test_points_differences_and_the_engine_s_own_hits() -> None:
         cached = 0 if at < 2 else 8
         shadow.request(from_tokens(word, page_tokens=4, at_s=at)._replace(cached_tokens=cached))
     engine, twice = shadow.snapshot().ghosts
-    assert (engine.differs, twice.differs) == ((), ("tiers.gpu.capacity=8pages",))
+    assert (engine.differs, twice.differs) == ("", "tiers.gpu.capacity=8pages")
     assert engine.points == 0
     assert twice.points == pytest.approx(100 * (8 / 36 - engine.hit_rate))
     assert (twice.checked_requests, twice.alike_requests, twice.engine_points) == (3, 3, 0)
