@@ -6,23 +6,30 @@ To set one without effect is a mistake, and help leaves it out.
 from collections.abc import Iterable
 
 WITHOUT_EFFECT = {
-    "simulate": ("replay", "curve", "print_tree", "validate", "server", "results", "saturate"),
+    "simulate": ("replay", "curve", "print_tree", "validate", "server", "results", "saturate", "shadow"),
     "saturate": (
         "replay", "curve", "print_tree", "validate", "server", "results", "timeline", "events", "logger", "sweep.objective",
+        "shadow",
     ),
     "replay": (
         "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "validate", "server",
         "results", "slo", "saturate", "hardware.rank_jitter", "hardware.rank_faults", "hardware.noise", "rules.cache_chunks",
+        "shadow",
     ),
-    "validate": ("replay", "curve", "print_tree", "substrate", "logger", "events", "slo", "saturate"),
+    "validate": ("replay", "curve", "print_tree", "substrate", "logger", "events", "slo", "saturate", "shadow"),
     "validate server": (
         "replay", "curve", "print_tree", "substrate", "disk", "logger", "timeline", "events", "slo", "saturate", "sweep",
-        "validate.measured", "validate.link_bytes",
+        "validate.measured", "validate.link_bytes", "shadow",
     ),
     "curve": (
         "engine", "hardware", "substrate", "disk", "replay", "tiers", "eviction", "placement", "prefetch", "checkpoint",
         "routing", "scheduling", "cluster", "preset", "print_tree", "timeline", "events", "logger", "sweep.objective", "validate",
-        "server", "results", "slo", "saturate", "rules.cache_chunks",
+        "server", "results", "slo", "saturate", "rules.cache_chunks", "shadow",
+    ),
+    "shadow": (
+        "trace", "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "events", "validate",
+        "server", "results", "slo", "saturate", "sweep", "warmup", "print_tree", "logger", "hardware.rank_jitter",
+        "hardware.rank_faults", "hardware.noise", "rules.cache_chunks",
     ),
 }  # fmt: skip
 """By command, groups and settings; a section stands for all below it. ``validate server`` is ``kvsim validate`` with a server, or

@@ -3,7 +3,7 @@
 from collections import deque
 
 from kvsim.report.shadow.drawing import Line
-from kvsim.shadow.request import LiveRequest
+from kvsim.shadow.live import LiveRequest
 from kvsim.shadow.snapshot import Snapshot
 
 MOST_POINTS = 600
@@ -63,5 +63,7 @@ class History:
     def lines(self) -> list[Line]:
         """Return a line for the engine, if it says anything, and for each ghost."""
         names = list(dict.fromkeys(name for rates in self._rates for name in rates))
-        lines = [Line(name, [(at_s, rates.get(name)) for at_s, rates in zip(self._times, self._rates, strict=True)]) for name in names]
+        lines = [
+            Line(name, [(at_s, rates.get(name)) for at_s, rates in zip(self._times, self._rates, strict=True)]) for name in names
+        ]
         return [line for line in lines if any(rate is not None for _, rate in line.points)]

@@ -1,7 +1,7 @@
 """A trace file of the requests that pass, for replays: times, lengths, and salted hashes of pages, in Mooncake's format."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from kvsim.errors import UsageError
-from kvsim.shadow.request import LiveRequest
+from kvsim.shadow.live import LiveRequest
 from kvsim.shadow.sources.salt import Salt
 from kvsim.trace.mooncake import ANSWER
 
@@ -21,8 +21,11 @@ class Recording:
     hashes of different pages matter only right behind the same page.
     """
 
-    def __init__(self, path: Path, page_tokens: int, salt: Salt, note: str, *, goes_on: bool) -> None:
-        """Begin a file or, if it ``goes_on``, append to one with the same salt. Raises UsageError."""
+    def __init__(self, path: Path, page_tokens: int, salt: Salt, note: Callable[[], str], *, goes_on: bool) -> None:
+        """Begin a file or, if it ``goes_on``, append to one with the same salt. Raises UsageError.
+
+        ``note`` is asked before the first line what of the trace is estimated.
+        """
         self.path = path
         self.lines = 0
         """Lines written by this process."""
@@ -74,7 +77,7 @@ class Recording:
         fields: dict[str, Any] = {"timestamp": self._last_ms}
         if not self._size:
             fields["block_size"] = self._page_tokens
-            fields |= {"note": self._note} if self._note else {}
+            fields |= {"note": note} if (note := self._note()) else {}
         if request.session is not None:
             fields["session_id"] = self._salt.number(request.session.encode())
         fields |= {"input_length": request.prompt_tokens, "output_length": request.output_tokens}

@@ -65,7 +65,9 @@ class Tokens(FileTrace, TimedTrace):
     def page_names(self, page_tokens: int) -> dict[int, str]:
         hasher, index = PageHasher(page_tokens, bigram=self.bigram), PageIndex()
         prompts = ((record.integers("token_ids"), record) for record in self.records() if "reset" not in record.fields)
-        return name_pages(((tokens, index.lookup(self.keys_of(record, tokens, hasher))) for tokens, record in prompts), page_tokens)
+        return name_pages(
+            ((tokens, index.lookup(self.keys_of(record, tokens, hasher))) for tokens, record in prompts), page_tokens
+        )
 
     def _requests(self, page_tokens: int, index: PageIndex) -> list[Request]:
         """Return the requests in file order, with page ids from ``index``."""

@@ -1,6 +1,7 @@
 """What a shadow sees, on a terminal that refreshes, or as lines where there is none."""
 
 import io
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,13 @@ class LiveTable:
     def say(self, line: str) -> None:
         """Print a line above the tables."""
         self.console.print(Text(line), soft_wrap=True)
+
+    def warn(self, line: str) -> None:
+        """Print a line about a problem: above the tables or, without a terminal, to standard error."""
+        if self._live is not None:
+            self.console.print(Text(f"kvsim: {line}", "yellow"), soft_wrap=True)
+        else:
+            print(f"kvsim: {line}", file=sys.stderr, flush=True)
 
     def show(self, tables: Sequence[Table], notes: Sequence[str], line: str, now_s: float) -> None:
         """Show the tables as they are now, or the line that says the same in short."""

@@ -70,4 +70,10 @@ def _bar(one: Occupancy) -> dict[str, str]:
     capacity = one.capacity_pages
     share = "" if not capacity else f"{min(1.0, one.pages / capacity):.1%}"
     of = "unlimited" if capacity is None else f"{capacity:,}"
-    return {"cache": one.cache, "tier": one.tier, "colour": look_of(one.tier).colour, "share": share, "text": f"{one.pages:,} of {of}"}
+    return {
+        "cache": one.cache,
+        "tier": one.tier,
+        "colour": look_of(one.tier).colour,
+        "share": share,
+        "text": f"{one.pages:,} of {of}",
+    }

@@ -20,5 +20,8 @@ class Source(ABC):
     async def run(self) -> None:
         """Deliver until there is nothing more, or until cancelled."""
 
+    def hurry(self) -> None:
+        """Let ``close`` wait no longer."""
+
     async def close(self) -> None:
         """Finish what is under way, and deliver it."""

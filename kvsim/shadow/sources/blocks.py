@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from kvsim.errors import UsageError
-from kvsim.shadow.request import LiveRequest
+from kvsim.shadow.live import LiveRequest
 from kvsim.shadow.sources.prompts import Told
 from kvsim.shadow.sources.salt import Salt
 from kvsim.trace.hashed import HashedTrace

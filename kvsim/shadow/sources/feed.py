@@ -13,8 +13,9 @@ from threading import Event, Thread
 
 from kvsim.errors import TraceError, UsageError
 from kvsim.kv_events.messages import EventBatch
+from kvsim.shadow.history import Observed
+from kvsim.shadow.live import LiveRequest
 from kvsim.shadow.recording import Recording
-from kvsim.shadow.request import LiveRequest
 from kvsim.shadow.shadow import Shadow
 
 Job = Callable[[], None]
@@ -31,13 +32,7 @@ class Feed:
     """Takes jobs from the loop of the main thread; ``refresh`` is called from the thread that does them, at intervals."""
 
     def __init__(
-        self,
-        shadow: Shadow,
-        recording: Recording | None,
-        refresh: Job,
-        every_s: float,
-        on_stop: Callable[[], None],
-        most: int | None,
+        self, shadow: Shadow, recording: Recording | None, observed: Observed, refresh: Job, *, every_s: float, most: int | None
     ) -> None:
         self.problems: Counter[str] = Counter()
         """How often each kind of problem has come up."""
@@ -51,11 +46,13 @@ class Feed:
         """Requests that could not be recorded."""
         self.say: Callable[[str], None] = lambda line: print(f"kvsim: {line}", file=sys.stderr, flush=True)
         """Tells the user a line at once."""
+        self.on_stop: Callable[[], object] = lambda: None
+        """Called from any thread when there is enough, or no use to go on."""
+        self._observed = observed
         self._shadow = shadow
         self._recording = recording
         self._refresh = refresh
         self._every_s = every_s
-        self._on_stop = on_stop
         self._most = most
         self._jobs: queue.Queue[tuple[Job, int] | None] = queue.Queue(MOST_JOBS)
         self._taken_bytes, self._done_bytes = 0, 0  # each is written by one thread
@@ -70,7 +67,12 @@ class Feed:
         self._thread.start()
 
     def put(self, job: Job, n_bytes: int = 0) -> bool:
-        """Take a job that keeps ``n_bytes`` in memory, unless too much waits already. Returns whether it was taken."""
+        """Take a job that keeps ``n_bytes`` in memory, unless too much waits already. Returns whether it was taken.
+
+        After the thread has failed, jobs are taken and forgotten.
+        """
+        if self.error is not None:
+            return True
         if self._taken_bytes - self._done_bytes + n_bytes > MOST_BYTES:
             return False
         try:
@@ -93,7 +95,7 @@ class Feed:
     def fail(self, error: Exception) -> None:
         """Take an error that nobody has foreseen: it ends the command."""
         self.error = self.error or error
-        self._on_stop()
+        self.on_stop()
 
     def tell(self, kind: str, line: str) -> None:
         """Say what is wrong, if it is the first of its kind, and count it. Callable from any thread."""
@@ -122,6 +124,7 @@ class Feed:
     def record(self, request: LiveRequest) -> None:
         """Record a request that ghosts have served."""
         self.seen += 1
+        self._observed.add(request)
         if self._recording is not None:
             try:
                 self._recording.write(request)
@@ -130,7 +133,7 @@ class Feed:
                 self.tell("record", f"{error}; requests are not recorded as long as this lasts")
         if self._most is not None and self.seen >= self._most:
             self._has_enough.set()
-            self._on_stop()
+            self.on_stop()
 
     def event(self, engine: str, batch: EventBatch) -> None:
         """Let the shadow take an engine's events."""
@@ -146,7 +149,7 @@ class Feed:
     def _work(self) -> None:
         try:
             due_s = time.monotonic()
-            while True:
+            while self.error is None:
                 now_s = time.monotonic()
                 if now_s >= due_s:
                     self._refresh()

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from kvsim.errors import TraceError, UsageError
-from kvsim.shadow.request import LiveRequest
+from kvsim.shadow.live import LiveRequest
 from kvsim.shadow.sources.blocks import Blocks
 from kvsim.shadow.sources.prompts import Prompts, Told, with_requests_of_a_log
 from kvsim.shadow.sources.salt import Salt

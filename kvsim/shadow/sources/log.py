@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 
-from kvsim.shadow.request import LiveRequest
+from kvsim.shadow.live import LiveRequest
 from kvsim.shadow.sources.base import Source
 from kvsim.shadow.sources.feed import Feed
 from kvsim.shadow.sources.following import Folder, Tail, follower

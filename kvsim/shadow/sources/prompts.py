@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from kvsim.shadow.request import LiveRequest
+from kvsim.shadow.live import LiveRequest
 from kvsim.shadow.sources.byte_text import BYTES_PER_TOKEN, ByteText
 from kvsim.shadow.sources.salt import Salt
 from kvsim.trace.openai import OpenAI
@@ -34,8 +34,9 @@ class Prompts:
     def __init__(self, page_tokens: int, salt: Salt, tokenizer: str | None) -> None:
         """Raises UsageError for a folder without a tokenizer."""
         self.tokenizer: Tokenizer = ByteText() if tokenizer is None else Tokenizer(tokenizer)
-        self.has_bytes = tokenizer is None
-        """Whether text is cut by its bytes."""
+        self.read_bytes = False
+        """Whether a text has been cut into pages by its bytes."""
+        self._has_bytes = tokenizer is None
         self.other_lengths = 0
         """Prompts whose number of tokens is not what the server says."""
         self._salt = salt
@@ -54,12 +55,13 @@ class Prompts:
         except TemplateError as error:
             raise record.error(str(error)) from None
         for turn, line in zip(turns, tokenized(turns, self.tokenizer), strict=True):
-            unit = BYTES_PER_TOKEN if self.has_bytes and isinstance(turn.prompt, str) else 1
+            unit = BYTES_PER_TOKEN if self._has_bytes and isinstance(turn.prompt, str) else 1
+            self.read_bytes |= unit > 1
             yield self._live(line, told, unit)
 
     def _known(self, turn: Turn, told: Told) -> Turn:
         """Return a request without the text of an answer that cannot be put behind a prompt of token ids."""
-        if self.has_bytes and isinstance(turn.prompt, list) and turn.answer is not None:
+        if self._has_bytes and isinstance(turn.prompt, list) and turn.answer is not None:
             length = len(turn.answer) // BYTES_PER_TOKEN if told.output_tokens is None else told.output_tokens
             return turn._replace(answer=None, output_tokens=length)
         return turn

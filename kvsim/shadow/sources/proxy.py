@@ -82,6 +82,9 @@ class Proxy(Source):
             await asyncio.sleep(LOOK_S)
             self._hand_over()
 
+    def hurry(self) -> None:
+        self._is_quiet.set()
+
     async def close(self) -> None:
         if self._site is not None and self._runner.addresses:
             await self._site.stop()

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from kvsim.shadow.request import LiveRequest
+from kvsim.shadow.live import LiveRequest
 from kvsim.shadow.sources.prompts import Prompts, Told
 from kvsim.trace.records import Record
 
