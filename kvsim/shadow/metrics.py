@@ -48,7 +48,7 @@ class MetricsServer:
         try:
             from prometheus_client import CollectorRegistry, start_http_server
         except ImportError:
-            raise UsageError("shadow.metrics_port needs the package prometheus-client: pip install kvsim[shadow]") from None
+            raise UsageError("shadow.metrics_port needs the package prometheus-client: pip install kvsim[servers]") from None
         registry = CollectorRegistry(auto_describe=False)
         registry.register(Metrics(latest))
         try:

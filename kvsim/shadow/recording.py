@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,9 @@ class Recording:
             )
 
     def _cut(self) -> None:
-        os.ftruncate(self._file, self._size)
+        """Leave nothing of a line that could not be written as a whole."""
+        with suppress(OSError):  # a device cannot be cut, and has kept nothing
+            os.ftruncate(self._file, self._size)
 
     def _unwritable(self, error: OSError) -> UsageError:
         return UsageError(f"shadow.record: cannot write {self.path}: {error.strerror or error}")

@@ -1,7 +1,10 @@
 """The sources that settings describe."""
 
+from pathlib import Path
+
 from kvsim.shadow.sources.base import Source
 from kvsim.shadow.sources.lines import Lines
+from kvsim.shadow.sources.live_events import LiveEvents, RecordedEvents
 from kvsim.shadow.sources.log import Log
 from kvsim.shadow.sources.prompts import Prompts
 from kvsim.shadow.sources.proxy import Proxy
@@ -23,6 +26,13 @@ def sources_of(settings: SourceSettings, prompts: Prompts, salt: Salt, page_toke
                 grace_s=settings.grace_s,
             )
         )
+    recorded = set(map(str, settings.recorded))
+    for number, address in enumerate(settings.events):
+        if address in recorded:
+            found.append(RecordedEvents(Path(address)))
+        else:
+            replay = settings.replay[number] if settings.replay else None
+            found.append(LiveEvents(address, replay or None, settings.topic, settings.ranks))
     if settings.log is not None:
         found.append(Log(settings.log, Lines(page_tokens, salt, prompts), follow=settings.follow))
     return found

@@ -57,6 +57,7 @@ class Feed:
         self._jobs: queue.Queue[tuple[Job, int] | None] = queue.Queue(MOST_JOBS)
         self._taken_bytes, self._done_bytes = 0, 0  # each is written by one thread
         self._has_enough = Event()
+        shadow.on_request = self.record
         self._thread = Thread(target=self._work, name="kvsim shadow", daemon=True)
 
     # --- called by the loop --------------------------------------------------------------------------------------------------
@@ -140,9 +141,13 @@ class Feed:
         if not self._has_enough.is_set():
             self._shadow.event(engine, batch)
 
-    def lost(self, engine: str, batches: int) -> None:
+    def lost(self, engine: str, batches: int, rank: int | None) -> None:
         """Let the shadow know that events are missing for good."""
-        self._shadow.lost(engine, batches)
+        self._shadow.lost(engine, batches, rank)
+
+    def restarted(self, engine: str, rank: int | None) -> None:
+        """Let the shadow know that an engine has begun anew."""
+        self._shadow.restarted(engine, rank)
 
     # --- the thread ----------------------------------------------------------------------------------------------------------
 
@@ -162,6 +167,7 @@ class Feed:
                     break
                 taken[0]()
                 self._done_bytes += taken[1]
+            self._shadow.flush()
             self._refresh()
         except Exception as error:
             self.fail(error)

@@ -74,7 +74,7 @@ class Prompts:
         prompt_tokens = max(1, len(tokens) // unit)
         output_tokens = self._output_tokens(record, told, unit, answer)
         hasher, size = self._hashers[unit], self._page_tokens
-        keys = self._salted(IDS.keys_of(record, tokens + answer, hasher, tail="full"))
+        keys = self._salted(IDS.keys_of(record, tokens + answer[:-1], hasher, tail="full"))  # the last one has no KV
         prompt_pages, pages = prompt_tokens // size, (prompt_tokens + max(output_tokens, 1) - 1) // size
         request = LiveRequest(
             arrival_s=told.arrival_s,
@@ -89,7 +89,7 @@ class Prompts:
 
     def _output_tokens(self, record: Record, told: Told, unit: int, answer: list[int]) -> int:
         if answer and unit > 1:
-            return -(-len(answer) // unit)
+            return max(1, (len(answer) - 1) // unit)  # without the one that ends it
         if told.output_tokens is not None:
             return told.output_tokens
         return record.tokens("output_length", IDS.max_tokens) if record.has("output_length") else len(answer)

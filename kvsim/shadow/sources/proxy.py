@@ -57,7 +57,7 @@ class Proxy(Source):
             import aiohttp
             from aiohttp import web
         except ImportError:
-            raise UsageError("listen: the proxy needs the package aiohttp: pip install kvsim[shadow]") from None
+            raise UsageError("listen: the proxy needs the package aiohttp: pip install kvsim[servers]") from None
         self._feed = feed
         self._session = aiohttp.ClientSession(
             auto_decompress=False,

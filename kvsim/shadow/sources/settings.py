@@ -17,6 +17,8 @@ class SourceSettings:
     """Addresses of engines' KV events, such as tcp://localhost:5557, or a file of recorded ones."""
     replay: list[str] = field(default_factory=list)
     """For each of ``events``, the address that sends missed ones again; empty: none."""
+    ranks: int = 1
+    """Data-parallel ranks of each engine, whose ports follow one another."""
     topic: str = ""
     """Only events of topics that begin so."""
     listen: int | None = None
@@ -50,6 +52,7 @@ class SourceSettings:
 
     def __post_init__(self) -> None:
         check_settings(self, PORTS, "listen", "metrics_port", or_null=True)
+        check_settings(self, Whole(1, 1024), "ranks")
         check_settings(self, Real(least=0, most=MOST_SECONDS), "patience_s", "grace_s")
         check_settings(self, Real(least=0.1, most=3600), "every_s", hint="it is in seconds")
         check_settings(self, Whole(1), "requests", or_null=True, hint="null goes on until it is stopped")
