@@ -6,6 +6,7 @@ from dataclasses import replace
 from kvsim.core.request import Request
 from kvsim.plans.plan import Plan
 from kvsim.shadow.ghost import Ghost
+from kvsim.shadow.mirror import EngineTree
 from kvsim.shadow.prompts import Prompts
 
 PAGE_BYTES = 170
@@ -16,6 +17,10 @@ HELD_BYTES = 1_400
 """A node of a ghost: its lists by tier, its extents and slots, and its entries in the queues of policies."""
 RECENT_BYTES = 300
 """The path of a request, as long as it is kept only because it was recent."""
+BLOCK_BYTES = 480
+"""A block of an engine: its hash, its key, its places."""
+TREES_SHARE = 0.5
+"""The share of the memory that engines' trees may take."""
 SESSION_BYTES = 130
 """A session whose turns are counted."""
 SESSIONS_SHARE = 16
@@ -47,6 +52,7 @@ class Bound:
 
     def __init__(self, most_bytes: int, ghosts: Sequence[Ghost], prompts: Sequence[Prompts]) -> None:
         self.most_bytes = most_bytes
+        self._trees: dict[EngineTree, None] = {}
         self._ghosts = ghosts
         self._prompts = prompts
         self._held_bytes = 0
@@ -70,6 +76,9 @@ class Bound:
                 f"memory is too small for these ghosts, so that caches were emptied: {', '.join(emptied)}; give it more, or "
                 "smaller tiers to the ghosts"
             )
+        forgotten = sum(tree.forgotten for tree in self._trees)
+        if forgotten:
+            found.append(f"memory is too small for the engines' trees: {forgotten:,} of their blocks were forgotten")
         return found
 
     def grew(self, requests: Iterable[Request]) -> None:
@@ -81,10 +90,24 @@ class Bound:
         if self.bytes > self.most_bytes:
             self.make_room()
 
+    def stored(self, tree: EngineTree) -> None:
+        """Take note that an engine has told of its blocks; make room if these are too many."""
+        self._trees[tree] = None
+        if BLOCK_BYTES * sum(each.blocks for each in self._trees) > TREES_SHARE * self.most_bytes:
+            largest = max(self._trees, key=lambda each: each.blocks)
+            largest.forget_oldest(1 + largest.blocks // 4)
+
     @property
     def bytes(self) -> int:
         """An upper estimate of what is taken now."""
-        return self._held_bytes + HELD_BYTES * self._new_extents + self._index_bytes()
+        blocks = sum(tree.blocks for tree in self._trees)
+        return self._held_bytes + HELD_BYTES * self._new_extents + self._index_bytes() + BLOCK_BYTES * blocks
+
+    def check(self) -> None:
+        """Recount what ghosts hold. Raises AssertionError if it is more than was assumed, or a page of theirs was forgotten."""
+        assumed = self._held_bytes + HELD_BYTES * self._new_extents
+        held = sum(len(extents) for ghost in self._ghosts for _, extents in ghost.held())
+        assert HELD_BYTES * held <= assumed, f"{held} extents are held, more than assumed"
 
     def measured(self) -> int:
         """Count again, and return what is taken."""

@@ -2,9 +2,11 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import nan
 from typing import Any
 
-from kvsim.core.request import Request
+from kvsim.core.request import Request, Reset
 from kvsim.core.serving import Hits
 from kvsim.engine.outcome import tier_names
 from kvsim.errors import UsageError
@@ -75,13 +77,19 @@ class Ghost:
         self._replays.clear()
         self.tally = Tally(len(self.tiers), window)
 
-    def serve(self, engine: str, request: Request, cached_tokens: int | None) -> Hits | None:
-        """Serve the next request of an engine. Returns its hit pages by tier; None if it could not run even alone.
+    def serve(self, engine: str, request: Request, cached_tokens: int | None = None, *, after_reset: bool = False) -> Hits | None:
+        """Serve the next request of an engine, whose cache was emptied before if ``after_reset``.
+
+        Returns its hit pages by tier; None if it could not run even alone.
 
         A policy of the user's own that fails ends this ghost, not the others.
         """
         if self.problem:
             return None
+        if after_reset and (self.plan.rules.knows_resets or not self.plan.rules.engine):
+            request = replace(request, resets=(Reset("drain", nan),))
+        elif after_reset:
+            self._drop(engine)
         try:
             hits = _played(self.plan, self._replay(engine), request)
         except UsageError as error:
@@ -101,9 +109,12 @@ class Ghost:
         self._running.clear()
 
     def empty(self, engine: str) -> None:
-        """Drop all that an engine's cache holds; what was counted stays."""
-        if self._replays.pop(engine, None) is not None:
-            self.emptied += 1
+        """Drop all that an engine's cache holds, because memory is short; what was counted stays."""
+        self.emptied += engine in self._replays
+        self._drop(engine)
+
+    def _drop(self, engine: str) -> None:
+        self._replays.pop(engine, None)
         self._running.pop(engine, None)
 
     def held(self) -> Iterator[tuple[str, list[Extent]]]:

@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Sequence
 from math import isfinite
+from struct import error as StructError
 from struct import pack
 from typing import NamedTuple
 
@@ -28,13 +29,15 @@ class LiveRequest(NamedTuple):
     """Which engine served it."""
     cached_tokens: int | None = None
     """The prompt tokens that the engine itself says it did not compute; None if it does not say."""
+    after_reset: bool = False
+    """Whether the engine's cache was emptied since its request before this one."""
 
 
 class ChainKeys:
     """Makes keys of pages: hashes of their tokens, of everything before them and of a salt. Tokens are not kept.
 
-    A key is the XXH3-128 of the key before it, whatever else tells the page from others (LoRA, cache salt, images), and its
-    tokens, each as a little-endian 64-bit word. Without the salt, nobody can tell whether a page is among the keys.
+    A key is the XXH3-128 of the key before it and of whatever tells the page from others. Without the salt, nobody can tell
+    whether a page is among the keys.
     """
 
     def __init__(self, salt: bytes | None = None) -> None:
@@ -43,29 +46,19 @@ class ChainKeys:
 
     def root(self, scope: object = None) -> bytes:
         """Return the key before the first page; prompts of different scopes (a LoRA adapter, a tenant) share no page."""
-        return self._root if scope is None else self.after(self._root, b"", repr(scope).encode())
+        return self._root if scope is None else self.after(self._root, repr(scope).encode("utf-8", "surrogatepass"))
 
     @staticmethod
-    def after(key: bytes, page: bytes, extra: bytes = b"") -> bytes:
-        """Return the key of the page that follows ``key``; ``page`` has its tokens, 8 bytes each."""
-        return xxhash.xxh3_128_digest(b"".join((key, len(extra).to_bytes(8, "little"), extra, page)))
-
-    def of_prompt(self, tokens: Sequence[int], page_tokens: int, scope: object = None) -> tuple[bytes, ...]:
-        """Return the keys of the whole pages of a prompt."""
-        key, keys = self.root(scope), []
-        whole = len(tokens) - len(tokens) % page_tokens
-        words, width = token_bytes(tokens[:whole]), 8 * page_tokens
-        for at in range(0, len(words), width):
-            key = self.after(key, words[at : at + width])
-            keys.append(key)
-        return tuple(keys)
+    def after(key: bytes, page: bytes) -> bytes:
+        """Return the key of the page that follows ``key``; ``page`` is all that tells it from others in that place."""
+        return xxhash.xxh3_128_digest(key + page)
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
     """Return tokens as little-endian 64-bit words. Raises ValueError for tokens that do not fit."""
     try:
         return pack(f"<{len(tokens)}q", *tokens)
-    except Exception as error:
+    except StructError as error:
         raise ValueError("tokens must be whole numbers below 2**63") from error
 
 

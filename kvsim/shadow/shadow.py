@@ -1,17 +1,37 @@
 """Beside live engines: their trees, and ghost caches that serve the same requests."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import inf
 
 from kvsim.errors import UsageError
+from kvsim.kv_events.messages import EventBatch
 from kvsim.plans.plan import Plan
 from kvsim.report.comparison.differing import differing, labels
 from kvsim.shadow.bound import SESSION_BYTES, SESSIONS_SHARE, Bound, limited
+from kvsim.shadow.engine import LiveEngine
 from kvsim.shadow.ghost import Ghost, Tally
-from kvsim.shadow.live import LiveRequest, problem_of
+from kvsim.shadow.live import ChainKeys, LiveRequest, problem_of
 from kvsim.shadow.prompts import Prompts, Sessions
 from kvsim.shadow.settings import ShadowSettings
-from kvsim.shadow.snapshot import GhostView, Snapshot
+from kvsim.shadow.snapshot import EngineView, GhostView, Snapshot
+
+
+class Said:
+    """What an engine has said of the prompts that it had cached."""
+
+    def __init__(self) -> None:
+        self.requests = self.cached_tokens = self.prompt_tokens = 0
+
+    def add(self, request: LiveRequest) -> None:
+        """Count a request, if the engine says what it had cached of it."""
+        if request.cached_tokens is not None:
+            self.requests += 1
+            self.cached_tokens += request.cached_tokens
+            self.prompt_tokens += request.prompt_tokens
+
+    @property
+    def hit_rate(self) -> float | None:
+        return _share(self.cached_tokens, self.prompt_tokens)
 
 
 class Shadow:
@@ -37,12 +57,71 @@ class Shadow:
         self._sessions = Sessions(settings.memory_bytes // SESSIONS_SHARE // SESSION_BYTES)
         self._began_s: float | None = None
         self._at_s, self._last_s = 0.0, -inf
-        self._engines: dict[str, None] = {}
+        self._keys = ChainKeys(settings.salt_bytes)
+        self._engines: dict[tuple[str, int | None], LiveEngine] = {}
+        """Those that send events, by name and rank."""
+        self._served: dict[str, Said] = {}
+        """Those whose requests are served, by name."""
+        self._lost_before: dict[str, int] = {}
+        """Batches lost of engines before the first event."""
         self.on_request: Callable[[LiveRequest], None] | None = None
         """Called with each request that events have made."""
         self.events = self.requests = self.skipped = self.late = self.gaps = 0
+        self.refused_batches = 0
+        """Batches of events of more engines than are followed."""
         self.last_problem = ""
         """What was wrong with the last request that was left out."""
+
+    # --- events --------------------------------------------------------------------------------------------------------------
+
+    def event(self, engine: str, batch: EventBatch) -> None:
+        """Take an engine's next batch of events: its tree follows, and the requests that have ended are served."""
+        live = self._live(engine, batch.rank)
+        if live is None:
+            self.refused_batches += 1
+            return
+        self.events += len(batch.events)
+        live.take(batch)
+        self._bound.stored(live.tree)
+
+    def lost(self, engine: str, batches: int, rank: int | None = None) -> None:
+        """Take note that events were lost before the next one: of all ranks, or of one."""
+        self.gaps += 1
+        found = self._ranks(engine, rank)
+        if not found:
+            self._lost_before[engine] = self._lost_before.get(engine, 0) + batches
+        for live in found:
+            live.lose(batches)
+
+    def restarted(self, engine: str, rank: int | None = None) -> None:
+        """Take note that an engine, or one rank of it, has started anew, with nothing cached."""
+        self._lost_before.pop(engine, None)
+        for live in self._ranks(engine, rank):
+            live.restart()
+
+    def flush(self) -> None:
+        """Serve the requests that events have told of and that have not ended: nothing more is expected."""
+        for live in self._engines.values():
+            live.requests.end_all()
+
+    def _ranks(self, engine: str, rank: int | None) -> list[LiveEngine]:
+        return [live for (name, other), live in self._engines.items() if name == engine and rank in (None, other)]
+
+    def _live(self, engine: str, rank: int | None) -> LiveEngine | None:
+        """Return an engine that sends events; None if there are too many."""
+        live = self._engines.get((engine, rank))
+        if live is None and len(self._engines) < self.settings.most_engines:
+            live = LiveEngine(engine, rank, self.page_tokens, self._keys, self._from_events)
+            self._engines[engine, rank] = live
+            if batches := self._lost_before.get(engine):
+                live.lose(batches)
+        return live
+
+    def _from_events(self, request: LiveRequest) -> None:
+        if self.settings.requests_from_events:
+            if self.on_request is not None:
+                self.on_request(request)
+            self.request(request)
 
     # --- requests ------------------------------------------------------------------------------------------------------------
 
@@ -56,17 +135,18 @@ class Shadow:
         at_s = self._time(request.arrival_s)
         number, place = self.requests, self._sessions.place(request.session)
         self.requests += 1
+        self._served[request.engine].add(request)
         made = {size: prompts.request(request, number, at_s, place) for size, prompts in self._prompts.items()}
         for ghost in self.ghosts:
-            ghost.serve(request.engine, made[ghost.plan.page_tokens], request.cached_tokens)
+            ghost.serve(request.engine, made[ghost.plan.page_tokens], request.cached_tokens, after_reset=request.after_reset)
         self._bound.grew(made.values())
 
     def _refused(self, engine: str) -> str:
         """Say why requests of an engine are left out; empty if they are not."""
-        if engine not in self._engines:
-            if len(self._engines) >= self.settings.most_engines:
+        if engine not in self._served:
+            if len(self._served) >= self.settings.most_engines:
                 return f"it is of one engine more than {self.settings.most_engines}"
-            self._engines[engine] = None
+            self._served[engine] = Said()
         return ""
 
     def _time(self, arrival_s: float) -> float:
@@ -93,15 +173,37 @@ class Shadow:
             gaps=self.gaps,
             memory_bytes=self._bound.measured(),
             forgotten_pages=sum(prompts.index.forgotten for prompts in self._prompts.values()),
-            engines=(),
+            engines=tuple(self._engine_views()),
             ghosts=tuple(_view(ghost, base, told) for ghost, told in zip(self.ghosts, self._differs, strict=True)),
             notes=tuple(self._notes()),
         )
+
+    def check(self) -> None:
+        """Recount everything that engines' events and requests have left. Raises AssertionError."""
+        for live in self._engines.values():
+            live.tree.check()
+        for prompts in self._prompts.values():
+            prompts.index.check()
+        self._bound.check()
+
+    def _engine_views(self) -> Iterator[EngineView]:
+        """Yield the engines that send events, then those of which only requests are known."""
+        labels_ = {live.label for live in self._engines.values()}
+        for live in self._engines.values():
+            said = self._served.get(live.label, Said())
+            yield live.view(said.requests, said.hit_rate)
+        for name, said in self._served.items():
+            if name not in labels_:
+                yield EngineView(name=name, requests=said.requests, hit_rate=said.hit_rate)
 
     def _notes(self) -> list[str]:
         notes = self._bound.notes()
         if self.late:
             notes.append(f"{self.late:,} requests had arrived before one that was served earlier; they were served in between")
+        if self.refused_batches:
+            notes.append(f"{self.refused_batches:,} batches of events were of more engines than {self.settings.most_engines}")
+        for live in self._engines.values():
+            notes += live.notes()
         if self.skipped:
             notes.append(f"{self.skipped:,} requests were left out, the last because {self.last_problem}")
         return notes

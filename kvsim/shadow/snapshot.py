@@ -31,30 +31,30 @@ class EngineView(NamedTuple):
     """What an engine's own events tell of it."""
 
     name: str
-    rank: int | None
+    rank: int | None = None
     """Its data-parallel rank; None if its events name none."""
-    pages: Mapping[str, int]
+    pages: Mapping[str, int] = {}
     """Blocks that it has, by medium; for a model with several groups of layers, by medium and group (``gpu, group 1``)."""
-    stored: int
+    stored: int = 0
     """Blocks in its BlockStored events, those stored again included."""
-    removed: int
+    removed: int = 0
     """Blocks in its BlockRemoved events."""
-    cleared: int
+    cleared: int = 0
     """AllBlocksCleared events."""
-    unknown_parents: int
+    unknown_parents: int = 0
     """BlockStored events whose parent is not known."""
-    unknown_removed: int
+    unknown_removed: int = 0
     """Blocks removed that were not known."""
-    gaps: int
-    lost_batches: int
+    gaps: int = 0
+    lost_batches: int = 0
     """Batches of events that were lost in these gaps."""
-    known: bool
-    """Whether the tree is all that the engine has: no gap since it started or was cleared."""
-    requests: int
-    """Requests of which it told itself how much it had cached."""
-    hit_rate: float | None
+    known: bool = False
+    """Whether the tree is all that the engine has."""
+    requests: int = 0
+    """Requests of which it said how much it had cached, or of which its events tell that."""
+    hit_rate: float | None = None
     """Cached tokens per prompt token of those; None if there are none."""
-    score: ScoreView | None
+    score: ScoreView | None = None
 
 
 class GhostView(NamedTuple):

@@ -1,0 +1,270 @@
+"""Requests of one engine, made from what it stores.
+
+An event of stored blocks belongs to a request that has begun, or begins one:
+
+    reports     blocks that are known, from the beginning of a prompt on (vLLM, ``kv_cache_report_mode: "full"``): a request has
+                been looked up and has hit them. The same report again within ``RETRY_S`` is the same request, for which there
+                was no room yet
+    goes on     the event follows the last block of a request under way, in another batch, in the same session, and at most
+                ``IDLE_S`` later: a further chunk of its prompt, or a page of its answer. Once a request has had a single block
+                after its first event, it is at its answer, which grows by one block at a time: more blocks at once are another
+                request, that has hit all of this one (the next turn of its conversation)
+    begins      any other event: the blocks that it follows are what the request has hit, and its own are new
+
+A request ends when nothing of it has been told for ``IDLE_S``. Requests are handed on in the order in which they began, once they
+have ended, or ``HOLD_S`` after they began: what their answers grow after that is cut.
+
+What no event tells: a request that stores nothing, because it hits all of its whole blocks, is seen only in a report. The partial
+block at the end of a prompt is not seen: a prompt is taken to have one token in it, so that all its whole blocks can be hit,
+unless its last whole block had to be computed again, which happens where there is no such token. A last chunk of one block
+counts as an answer. What a preempted request computes again counts as a request. Blocks of other media that an event of the GPU
+stores are taken as loaded from there.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+
+from kvsim.kv_events.messages import BlockStored, Event
+from kvsim.shadow.blocks import Block
+from kvsim.shadow.live import LiveRequest
+from kvsim.shadow.mirror import Told
+
+IDLE_S = 5.0
+"""After which nothing more is expected of a request: longer than any step, and than 16 tokens of an answer take."""
+RETRY_S = 1.0
+HOLD_S = 120.0
+MOST_OPEN = 4096
+"""Requests that may wait for their end; beyond, the oldest is handed on."""
+MOST_RECENT = 1 << 18
+"""Events within ``IDLE_S``; beyond, requests end earlier."""
+
+
+class OpenRequest:
+    """A request about which more may be told."""
+
+    __slots__ = (
+        "answer", "batch", "began_s", "cached", "events", "is_closed", "is_exact", "is_given", "last_s", "prompt", "session",
+        "tail",
+    )  # fmt: skip
+
+    def __init__(
+        self, prompt: list[bytes], cached: int | None, tail: Block, session: str | None, at_s: float, batch: int
+    ) -> None:
+        self.prompt = prompt
+        """Keys of its prompt's blocks so far."""
+        self.answer: list[bytes] = []
+        self.cached = cached
+        """Blocks that it has hit; None if that is not certain."""
+        self.tail = tail
+        """Its last block."""
+        self.session = session
+        self.began_s = self.last_s = at_s
+        self.batch = batch
+        """The batch that last told of it."""
+        self.events = 0
+        """Events that have stored new blocks of it."""
+        self.is_exact = False
+        """Whether its prompt ends with its last whole block."""
+        self.is_closed = False
+        self.is_given = False
+
+
+class RequestsFromEvents:
+    """Makes the requests of one engine and hands them to ``give``, in the order in which they began."""
+
+    def __init__(self, engine: str, page_tokens: int, give: Callable[[LiveRequest], None]) -> None:
+        self._engine = engine
+        self._page_tokens = page_tokens
+        self._give = give
+        self._by_tail: dict[Block, list[OpenRequest]] = {}
+        """Those that may go on, by their last block, the latest last."""
+        self._open: deque[OpenRequest] = deque()
+        """Those that were not handed on, in the order in which they began."""
+        self._recent: deque[OpenRequest] = deque()
+        """Those that may go on, the one that was told of longest ago first; some are there more than once."""
+        self._batch = 0
+        self._after_reset = False
+        self.rootless = 0
+        """Events whose blocks follow nothing that is known, so that no request could be made of them."""
+        self.cut = 0
+        """Blocks of answers that came after their request had been handed on."""
+
+    # --- events --------------------------------------------------------------------------------------------------------------
+
+    def next_batch(self, at_s: float) -> None:
+        """Begin a batch of events, a step of the engine; time does not go back."""
+        self._batch += 1
+        recent = self._recent
+        while recent and (recent[0].last_s < at_s - IDLE_S or len(recent) > MOST_RECENT):
+            request = recent.popleft()
+            if request.last_s < at_s - IDLE_S or len(recent) >= MOST_RECENT:
+                self._close(request)
+        while self._open and (self._open[0].is_closed or self._open[0].began_s < at_s - HOLD_S):
+            self._hand_on_first()
+
+    def stored(self, event: BlockStored, told: Told, at_s: float, *, is_known: bool) -> None:
+        """Take blocks that were stored on the GPU; ``is_known``: whether all is known that the engine has."""
+        if not told.blocks:
+            return
+        if not told.blocks[-1].is_rooted:
+            self.rootless += 1
+            return
+        keys = [block.key for block in told.blocks]
+        if told.is_report:
+            if not self._is_repeated(event, told, at_s):
+                self._begin(keys, len(keys), event, told, at_s)
+            return
+        if told.parent is not None:
+            for request in reversed(self._by_tail.get(told.parent, ())):
+                if self._goes_on(request, event, at_s):
+                    self._go_on(request, keys, told, at_s)
+                    return
+        path = [] if told.parent is None else told.parent.path()
+        cached = len(path) + told.known_below if told.parent is not None or is_known else None
+        request = self._begin(path + keys, cached, event, told, at_s)
+        request.events, request.is_exact = 1, told.known == len(keys)
+
+    def _is_repeated(self, event: BlockStored, told: Told, at_s: float) -> bool:
+        """Whether a request has reported the same just before, and still waits for its turn."""
+        for request in self._by_tail.get(told.blocks[-1], ()):
+            if not request.events and request.session == event.session_id and at_s - request.last_s <= RETRY_S:
+                self._touch(request, at_s)
+                return True
+        return False
+
+    def _begin(self, prompt: list[bytes], cached: int | None, event: BlockStored, told: Told, at_s: float) -> OpenRequest:
+        request = OpenRequest(prompt, cached, told.blocks[-1], event.session_id, at_s, self._batch)
+        self._by_tail.setdefault(request.tail, []).append(request)
+        self._open.append(request)
+        self._recent.append(request)
+        if len(self._open) > MOST_OPEN:
+            self._hand_on_first()
+        return request
+
+    def _goes_on(self, request: OpenRequest, event: BlockStored, at_s: float) -> bool:
+        """Whether an event that follows the last block of a request tells more of it."""
+        may_be_next = request.batch != self._batch or not request.events  # a report, and what is computed in the same step
+        is_at_answer = bool(request.answer) or request.is_exact
+        return (
+            may_be_next
+            and request.session == event.session_id
+            and at_s - request.last_s <= IDLE_S
+            and not (is_at_answer and len(event.block_hashes) > 1)
+        )
+
+    def _go_on(self, request: OpenRequest, keys: list[bytes], told: Told, at_s: float) -> None:
+        """Let a request have more blocks: of its prompt, or of its answer."""
+        if request.is_given:
+            self.cut += len(keys)
+        elif request.answer or request.is_exact or request.events and len(keys) == 1:
+            request.answer += keys
+        else:
+            request.prompt += keys
+            request.is_exact = told.known == len(keys)
+        request.events += 1
+        self._leave(request)
+        request.tail = told.blocks[-1]
+        self._by_tail.setdefault(request.tail, []).append(request)
+        self._touch(request, at_s)
+
+    def _touch(self, request: OpenRequest, at_s: float) -> None:
+        request.last_s, request.batch = at_s, self._batch
+        self._recent.append(request)
+
+    def _leave(self, request: OpenRequest) -> None:
+        """Take a request from those that may go on after its last block."""
+        others = self._by_tail[request.tail]
+        others.remove(request)
+        if not others:
+            del self._by_tail[request.tail]
+
+    # --- ends ----------------------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Take note that the engine's cache was emptied: requests that are under way end here."""
+        self.end_all()
+        self._after_reset = True
+
+    def end_all(self) -> None:
+        """End all requests, and hand them on."""
+        for request in [request for requests in self._by_tail.values() for request in requests]:
+            self._close(request)
+        self._recent.clear()
+        while self._open:
+            self._hand_on_first()
+
+    def _close(self, request: OpenRequest) -> None:
+        """Expect nothing more of a request."""
+        if not request.is_closed:
+            request.is_closed = True
+            self._leave(request)
+
+    def _hand_on_first(self) -> None:
+        request, size = self._open.popleft(), self._page_tokens
+        request.is_given = True
+        prompt, answer, cached = request.prompt, request.answer, request.cached
+        after_reset, self._after_reset = self._after_reset, False
+        self._give(
+            LiveRequest(
+                arrival_s=request.began_s,
+                keys=tuple(prompt),
+                prompt_tokens=len(prompt) * size + (not request.is_exact),
+                output_keys=tuple(answer),
+                output_tokens=max(1, len(answer) * size + request.is_exact),
+                session=request.session,
+                engine=self._engine,
+                cached_tokens=None if cached is None else cached * size,
+                after_reset=after_reset,
+            )
+        )
+        request.prompt, request.answer = [], []
+
+
+def joined(events: Iterable[Event]) -> Iterator[Event]:
+    """Join single blocks that follow one another in a batch, which some engines tell one by one, to one event."""
+    group: list[BlockStored] = []
+    for event in events:
+        if isinstance(event, BlockStored) and len(event.block_hashes) == 1:
+            if group and not _follows(event, group[-1]):
+                yield _one(group)
+                group = []
+            group.append(event)
+            continue
+        if group:
+            yield _one(group)
+            group = []
+        yield event
+    if group:
+        yield _one(group)
+
+
+def _follows(event: BlockStored, before: BlockStored) -> bool:
+    """Whether a block is the next one of the same path, told in the same way."""
+    return (
+        event.parent_block_hash == before.block_hashes[0]
+        and event.block_size == before.block_size
+        and (event.medium, event.group_idx, event.session_id) == (before.medium, before.group_idx, before.session_id)
+        and (event.lora_name, event.lora_id, event.cache_salt) == (before.lora_name, before.lora_id, before.cache_salt)
+        and (event.extra_keys is None) == (before.extra_keys is None)
+    )
+
+
+def _one(group: list[BlockStored]) -> BlockStored:
+    first = group[0]
+    if len(group) == 1:
+        return first
+    extras = None if first.extra_keys is None else tuple(chain.from_iterable(event.extra_keys or () for event in group))
+    return BlockStored(
+        block_hashes=tuple(event.block_hashes[0] for event in group),
+        parent_block_hash=first.parent_block_hash,
+        token_ids=tuple(chain.from_iterable(event.token_ids for event in group)),
+        block_size=first.block_size,
+        lora_id=first.lora_id,
+        medium=first.medium,
+        lora_name=first.lora_name,
+        extra_keys=extras,
+        group_idx=first.group_idx,
+        session_id=first.session_id,
+        cache_salt=first.cache_salt,
+    )
