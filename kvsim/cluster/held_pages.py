@@ -29,6 +29,10 @@ class HeldPages(Watch):
         """Pages known to be held, as of the last ``receive``."""
         return self._held.pages
 
+    def extents(self) -> list[Extent]:
+        """Return the pages known to be held, ascending, as of the last ``receive``."""
+        return [(start, pages) for start, pages, _ in self._held.counted()]
+
     def stored(self, tier: Tier, extents: tuple[Extent, ...]) -> None:
         if self._staleness_s:
             self._under_way.append((self._clock() + self._staleness_s, True, extents))

@@ -9,7 +9,7 @@ import msgspec
 
 LONGEST_HEAD_BYTES = 1 << 16
 LONGEST_BODY_BYTES = 1 << 28
-REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 413: "Content Too Large"}
+REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 413: "Content Too Large", 503: "Service Unavailable"}
 JSON, TEXT = "application/json", "text/plain; charset=utf-8"
 
 
@@ -81,23 +81,54 @@ def encoded(content: object) -> bytes:
     return msgspec.json.encode(content)
 
 
+class ClientReader(asyncio.StreamReader):
+    """What comes from a client, which knows when the client is gone."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(limit=LONGEST_HEAD_BYTES, loop=loop)
+        self.gone = asyncio.Event()
+        """Set when nothing more can come."""
+
+    def feed_eof(self) -> None:
+        super().feed_eof()
+        self.gone.set()
+
+    def set_exception(self, exc: Exception) -> None:
+        super().set_exception(exc)
+        self.gone.set()
+
+
 class HttpServer:
-    """Listens on one port, and has each request answered. Connections stay open until the client closes them."""
+    """Listens on one port, and has each request answered. Connections stay open until the client closes them.
+
+    A handler is cancelled when its client has gone.
+    """
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._server: asyncio.Server | None = None
+        self.answering = 0
+        """Requests that are being answered."""
 
     async def start(self, host: str, port: int) -> int:
         """Begin to listen. Returns the port, a free one for port 0. Raises OSError."""
-        self._server = await asyncio.start_server(self._accept, host, port, limit=LONGEST_HEAD_BYTES, backlog=4096)
+        loop = asyncio.get_running_loop()
+
+        def connection() -> asyncio.StreamReaderProtocol:
+            return asyncio.StreamReaderProtocol(ClientReader(loop), self._accept, loop=loop)
+
+        self._server = await loop.create_server(connection, host, port, backlog=4096)
         return int(self._server.sockets[0].getsockname()[1])
+
+    def stop_listening(self) -> None:
+        """Take no further connections, and let the open ones end with the request that is being answered."""
+        if self._server is not None:
+            self._server.close()
 
     async def close(self) -> None:
         """Stop to listen, and break all connections."""
-        if self._server is not None:
-            self._server.close()
+        self.stop_listening()
         await asyncio.sleep(0)  # a connection that has just been accepted is known from now on
         for connection, writer in self._connections.items():
             writer.transport.abort()
@@ -111,15 +142,32 @@ class HttpServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of a connection, one after another."""
+        assert isinstance(reader, ClientReader)
         try:
             while (request := await _read(reader, writer)) is not None:
-                await self._answer(request, Reply(writer))
+                if not await self._answered(request, Reply(writer), reader.gone):
+                    break
                 if request.headers.get("connection", "").lower() == "close":
                     break
         except (OSError, asyncio.IncompleteReadError):
             pass  # the client has gone
         finally:
             writer.close()
+
+    async def _answered(self, request: HttpRequest, reply: Reply, gone: asyncio.Event) -> bool:
+        """Answer a request, unless the client goes before. Returns whether it has been answered."""
+        answer, leaves = asyncio.create_task(self._answer(request, reply)), asyncio.create_task(gone.wait())
+        self.answering += 1
+        try:
+            await asyncio.wait([answer, leaves], return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                answer.result()
+            return answer.done()
+        finally:
+            self.answering -= 1
+            for task in (answer, leaves):
+                task.cancel()
+            await asyncio.gather(answer, leaves, return_exceptions=True)
 
     async def _answer(self, request: HttpRequest, reply: Reply) -> None:
         try:

@@ -16,14 +16,30 @@ from kvsim.engine.read_times import ReadTimes
 
 class Book:
     """What has become of each request. ``columns`` has a list for each recorded row of ``COLUMNS``: one entry per request, in
-    trace order."""
+    trace order. Where requests come and go (``keep_rows``), it has a dictionary instead, by the request's index."""
 
     def __init__(self, requests: list[Request]) -> None:
         self.requests = requests
-        self.columns: dict[str, list[Any]] = {
+        self.columns: dict[str, Any] = {
             column.name: [() if column.is_by_tier else column.missing] * len(requests) for column in COLUMNS if column.is_recorded
         }
         self.read_times = ReadTimes()
+
+    def keep_rows(self) -> None:
+        """Begin without requests, to be told of each with ``add`` before it arrives, and with ``forget`` after its end."""
+        self.requests = []
+        self.columns = {column.name: {} for column in COLUMNS if column.is_recorded}
+
+    def add(self, index: int) -> None:
+        """Take in a request, of which nothing is known yet."""
+        for column in COLUMNS:
+            if column.is_recorded:
+                self.columns[column.name][index] = () if column.is_by_tier else column.missing
+
+    def forget(self, index: int) -> None:
+        """Give up what has been recorded of a request."""
+        for rows in self.columns.values():
+            rows.pop(index, None)
 
     def arrived(self, request: Request, now: float) -> None:
         """Record when a request arrived."""

@@ -220,6 +220,10 @@ class ContinuousBatching(Schedule):
 
     # --- failure -----------------------------------------------------------------------------------------------------
 
+    def abort(self, job: Job) -> None:
+        super().abort(job)
+        self.running.is_full = False
+
     def stop(self, steps: int) -> list[Job]:
         waiting, running = self.waiting, self.running
         running.decoding.step += steps

@@ -262,6 +262,11 @@ class Engine(Watch):
         """Give up a request wherever it is: its pages, its place in the queue and its prefetch."""
         self.schedule.drop(job, is_up=self.is_up)
 
+    def abort(self, job: Job) -> None:
+        """End a request early, since nobody waits for its answer; the engine must be up, and the request must not have ended."""
+        self.schedule.abort(job)
+        self.wake()
+
     def transfers(self) -> list[Transfer]:
         """Return the transfers under way from and to the engine's GPU."""
         return [transfer for transfer in self.cache.in_flight if self.gpu in (transfer.source, transfer.target)]

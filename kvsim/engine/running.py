@@ -283,6 +283,7 @@ class RunningRequests:
         """Take out a request wherever it is, if it runs; with ``keeps_pages``, ``release`` gives back its pages later."""
         if job in self.decoding.jobs:
             self.decoding.remove(job)
+            self._due_late = [due for due in self._due_late if due[0] is not job]
         for jobs in (self.admitted, self.joining):
             if job in jobs:
                 jobs.remove(job)

@@ -73,6 +73,8 @@ class Schedule(metaclass=ABCMeta):
     """
 
     frontend: Frontend
+    number: int
+    """Of its engine."""
     waiting: WaitingRequests
     """Those that are not admitted."""
     looks_ahead: bool = False
@@ -130,6 +132,14 @@ class Schedule(metaclass=ABCMeta):
 
         On an engine that is up, a step under way that computes it keeps its pages until that step has ended.
         """
+
+    def abort(self, job: Job) -> None:
+        """End a request early, since nobody waits for its answer, on an engine that is up: ``ended`` tells the frontend.
+
+        By default it is dropped at once: the cache keeps what it has stored so far.
+        """
+        self.drop(job, is_up=True)
+        self.frontend.ended(job.request, self.number)
 
     @abstractmethod
     def stop(self, steps: int) -> list[Job]:

@@ -28,6 +28,8 @@ class Dialect(NamedTuple):
     """Whether a batch tells its rank."""
     salt_in_map: bool = False
     """Whether an array ends with a map of its cache salt, if there is one."""
+    replays_topic: bool = False
+    """Whether a replayed message has its topic, as a live one does: since vLLM 0.33 and SGLang 0.5.22 at the latest."""
 
 
 DIALECTS = {
@@ -37,6 +39,7 @@ DIALECTS = {
         (*_VLLM, "locality", "ownership", "session_id", "lookahead_token_ids"),
         ("block_hashes", "medium", "group_idx", "locality", "ownership"),
         always=("parent_block_hash", "lora_id", "medium", "lora_name"),
+        replays_topic=True,
     ),
     "vllm_arrays": Dialect("vLLM up to 0.23", False, _VLLM, ("block_hashes", "medium", "group_idx")),
     "vllm_first": Dialect("vLLM 0.9", False, _ARRAY, ("block_hashes",), has_rank=False),
@@ -46,6 +49,7 @@ DIALECTS = {
         (*_ARRAY, "medium", "cache_salt", "session_id", "lora_name"),
         ("block_hashes", "medium"),
         always=("parent_block_hash", "lora_id"),
+        replays_topic=True,
     ),
     "sglang_arrays": Dialect("SGLang up to 0.5.19", False, (*_ARRAY, "medium"), ("block_hashes", "medium"), salt_in_map=True),
     "sglang_first": Dialect("SGLang 0.4", False, _ARRAY, ("block_hashes",), has_rank=False),

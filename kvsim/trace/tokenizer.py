@@ -18,6 +18,7 @@ TODAY = datetime(2024, 7, 26)
 """The date that templates see; Llama 3.1's template has it as its default."""
 MOST_KEPT = 200_000
 """Encoded pieces of text kept in memory."""
+WORD = re.compile(r" [A-Za-z]+")
 LOCAL = {None, "NFC", "NFD", "NFKC", "NFKD", "Replace", "Lowercase", "ByteLevel", "Split", "Digits", "Punctuation", "Whitespace"}
 """Normalizers and pre-tokenizers that treat a piece of text alike wherever it stands."""
 
@@ -40,19 +41,21 @@ class Tokenizer:
     put in front, as in Llama 2) gets whole texts instead.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, key: str = "trace.tokenizer") -> None:
+        """``key`` is the setting that names the folder."""
         try:
             from tokenizers import Tokenizer as Encoder
         except ImportError:
-            raise UsageError("trace.tokenizer: text needs the package tokenizers: pip install kvsim[text]") from None
+            raise UsageError(f"{key}: text needs the package tokenizers: pip install kvsim[text]") from None
         path = Path(folder) / VOCABULARY
         if not path.is_file():
-            raise UsageError(f"trace.tokenizer: {path} does not exist; name the folder of a model with its tokenizer.json")
-        description = _read_json(path)
+            raise UsageError(f"{key}: {path} does not exist; name the folder of a model with its tokenizer.json")
+        self._key = key
+        description = _read_json(path, key)
         try:
             self._encoder = Encoder.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
-            raise UsageError(f"trace.tokenizer: {path}: {' '.join(str(error).split())}") from None
+            raise UsageError(f"{key}: {path}: {' '.join(str(error).split())}") from None
         self._encoder.no_truncation()
         self._encoder.no_padding()
         self._folder = Path(folder)
@@ -74,6 +77,23 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text given to ``encode_all`` last."""
         return [token for piece in self._pieces(text) for token in self._ids[piece]]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, without special ones."""
+        text: str = self._encoder.decode(list(tokens), skip_special_tokens=True)
+        return text
+
+    def plain_tokens(self) -> list[int]:
+        """Return the tokens that stand for text, ascending."""
+        return sorted(token for token in self._encoder.get_vocab().values() if self.decode([token]))
+
+    def words(self) -> list[int]:
+        """Return the tokens that are a space and a word, ascending: a text of them is encoded as these tokens again."""
+        tokens = sorted(self._encoder.get_vocab().values())
+        texts = self._encoder.decode_batch([[token] for token in tokens], skip_special_tokens=False)
+        pairs = [(token, text) for token, text in zip(tokens, texts, strict=True) if WORD.fullmatch(text)]
+        encoded = self._encoder.encode_batch_fast([text for _, text in pairs], add_special_tokens=False)
+        return [token for (token, _), encoding in zip(pairs, encoded, strict=True) if encoding.ids == [token]]
 
     def _pieces(self, text: str) -> list[str]:
         return [piece for piece in self._cuts.split(text) if piece] if self._cuts else [text]
@@ -103,26 +123,26 @@ class Tokenizer:
         import jinja2
 
         path = self._folder / CONFIG
-        config = _read_json(path) if path.is_file() else {}
+        config = _read_json(path, self._key) if path.is_file() else {}
         own = self._folder / TEMPLATE
         source = own.read_text(encoding="utf-8") if own.is_file() else config.get("chat_template")
         if isinstance(source, list):
             source = next((item["template"] for item in source if item.get("name") == "default"), None)
         if not isinstance(source, str):
-            raise UsageError(f"trace.tokenizer: {self._folder} has no chat template: it must be in {TEMPLATE} or {CONFIG}")
+            raise UsageError(f"{self._key}: {self._folder} has no chat template: it must be in {TEMPLATE} or {CONFIG}")
         try:
             template = _environment().from_string(source)
         except jinja2.TemplateError as error:
-            raise UsageError(f"trace.tokenizer: the chat template of {self._folder} is not valid: {error}") from None
+            raise UsageError(f"{self._key}: the chat template of {self._folder} is not valid: {error}") from None
         tokens = {name: value for name, value in config.items() if name.endswith("_token")}
         return template, {name: value["content"] if isinstance(value, dict) else value for name, value in tokens.items()}
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path, key: str) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UsageError(f"trace.tokenizer: {path} is not JSON: {error}") from None
+        raise UsageError(f"{key}: {path} is not JSON: {error}") from None
     return content if isinstance(content, dict) else {}
 
 

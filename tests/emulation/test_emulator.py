@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from kvsim.emulation.emulator import Emulator, Served
+from kvsim.emulation.emulator import Emulator
+from kvsim.emulation.served import Served
 from kvsim.errors import UsageError
 from kvsim.pages.extents import count_pages
 from tests.servers.emulated import plan_of
@@ -16,14 +17,17 @@ async def served_of(*prompts: list[int], speed: float = 1000.0) -> list[Served]:
     """Requests of these prompts, one after another, each with an answer of 20 tokens."""
     emulator = Emulator(plan_of(OVERRIDES), speed)
     clock = asyncio.create_task(emulator.run())
+    all_served: list[Served] = []
     for prompt in prompts:
         served = emulator.submit(prompt, 20)
+        all_served.append(served)
         while not served.is_ended:
             served.news.clear()
             await asyncio.wait_for(served.news.wait(), 10)
     assert emulator.unfinished == 0
+    assert emulator.served == {}
     clock.cancel()
-    return emulator.served
+    return all_served
 
 
 def test_prompts_share_pages_as_far_as_their_tokens_are_equal() -> None:

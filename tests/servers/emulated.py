@@ -11,6 +11,7 @@ from kvsim.emulation.apis.table import APIS
 from kvsim.emulation.emulator import Emulator
 from kvsim.emulation.http_server import HttpRequest, Reply
 from kvsim.emulation.serve import serving
+from kvsim.emulation.served import Served, ServedWatch
 from kvsim.plans.build import build_run
 from kvsim.plans.plan import Plan
 from kvsim.settings.configuration import compose_with_choices
@@ -99,6 +100,16 @@ class FaultyApi:
                 await self.api.answer(request, Faulty(reply, number, faults))
 
 
+class Kept(ServedWatch):
+    """Keeps all requests."""
+
+    def __init__(self) -> None:
+        self.served: list[Served] = []
+
+    def arrived(self, served: Served) -> None:
+        self.served.append(served)
+
+
 class Emulated:
     """A server that runs in a thread of its own."""
 
@@ -106,6 +117,8 @@ class Emulated:
         self.overrides = overrides
         self.plan = plan_of(overrides)
         self.emulator = Emulator(self.plan, speed)
+        self._kept = Kept()
+        self.emulator.watches.append(self._kept)
         self._api = FaultyApi(APIS[dialect](self.emulator, settings), faults, self.stop)
         self._is_up, self._loop = Event(), asyncio.new_event_loop()
         self._stopped = asyncio.Event()
@@ -117,6 +130,11 @@ class Emulated:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def served(self) -> list[Served]:
+        """All requests so far, in the order of their arrival."""
+        return self._kept.served
 
     def forget_limit(self) -> None:
         """Neither name nor check the most tokens of a prompt and its answer."""
@@ -154,7 +172,7 @@ def emulated(
 ) -> Iterator[Emulated]:
     """Serve with the simulation that these overrides of ``kvsim simulate`` describe, ``speed`` times as fast as in real time.
 
-    Yields the server; its ``url`` is its address, and ``emulator.served`` what has become of each request.
+    Yields the server; its ``url`` is its address, and ``served`` what has become of each request.
     """
     server = Emulated(overrides, dialect, speed, faults, settings)
     try:

@@ -2,7 +2,6 @@
 
 import pytest
 
-from kvsim.emulation.apis.base import Metric, text_of
 from kvsim.errors import UsageError
 from kvsim.servers.counters import counters, parse, risen
 
@@ -39,10 +38,3 @@ def test_a_text_that_is_none_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(UsageError, match=r"http://a/metrics cannot be read: .+") as raised:
         parse(text, "http://a")
     assert "\n" not in str(raised.value)
-
-
-def test_the_emulated_server_writes_what_is_read() -> None:
-    labels = {"model_name": 'a "b"\\c', "engine": "0"}
-    text = text_of([Metric("vllm:x_total", "counter", 3, labels), Metric("vllm:y", "gauge", 2.5, {})])
-    read = parse(text, "http://a")
-    assert [(one.name, dict(one.labels), one.value) for one in read] == [("vllm:x_total", labels, 3.0), ("vllm:y", {}, 2.5)]

@@ -122,7 +122,7 @@ def test_a_server_that_dies_ends_the_run(concurrency: int | None) -> None:
 def test_prompts_longer_than_the_model_takes_are_not_sent() -> None:
     with emulated(VLLM, speed=300.0, settings=ApiSettings(longest_tokens=40)) as server:
         run = play(server, [*requests_of()[:4], replace(requests_of()[4], output_tokens=25)])
-        assert len(server.emulator.served) == 4
+        assert len(server.served) == 4
     assert run.errors[:4] == [None] * 4
     assert run.errors[4] == "not sent: prompt and answer are longer than the server's 40 tokens (max_model_len)"
     assert np.isnan(run.sent_s[4])
@@ -153,7 +153,7 @@ def test_a_server_without_a_reset_is_refused(dialect: str, overrides: tuple[str,
     with emulated(overrides, dialect=dialect, settings=ApiSettings(has_reset=False)) as server:
         with pytest.raises(UsageError, match=problem):
             play(server)
-        assert server.emulator.served == [], "nothing has been sent"
+        assert server.served == [], "nothing has been sent"
 
 
 def test_a_server_that_still_loads_is_refused() -> None:

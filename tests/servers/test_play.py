@@ -63,7 +63,7 @@ def requests_of(page_tokens: int, *, gap_s: float = 0.0, words: Sequence[str] = 
 def simulated(server: Emulated, requests: list[Request]) -> Outcome:
     """The simulation of the same plan with the same requests, in the order and at the times at which they reached the server."""
     sent = {one.output_tokens: one for one in as_sent(requests, server.plan.page_tokens)}
-    came = [served.request for served in server.emulator.served]
+    came = [served.request for served in server.served]
     timed = [replace(sent[one.output_tokens], index=one.index, arrival_s=one.arrival_s, after=-1) for one in came]
     return simulate(plan_of(server.overrides), timed)
 
@@ -100,7 +100,7 @@ def test_requests_at_once_hit_what_a_simulation_says(dialect: str, overrides: Se
             requests, server.plan.page_tokens, ServerSettings(url=server.url, speed=10.0, reset=dialect != "openai")
         )
         outcome = simulated(server, requests)
-        first_tokens_s = [served.first_token_s for served in server.emulator.served]
+        first_tokens_s = [served.first_token_s for served in server.served]
     assert run.failures() == ""
     assert run.cached_tokens.tolist() == hit_tokens(outcome)
     np.testing.assert_allclose(np.array(first_tokens_s), outcome.arrival_s + outcome.ttft_s, atol=1e-9)
@@ -130,7 +130,7 @@ def test_tiers_of_hits_are_told_and_counted() -> None:
     gpu, cpu = (outcome.hit_pages[:, :2] * outcome.page_tokens).T.tolist()
     assert run.tier_tokens["device"].tolist() == gpu and run.tier_tokens["host"].tolist() == cpu
     assert sum(cpu) > 0
-    labels = 'engine_type="unified",model_name="emulated",tp_rank="0"'
+    labels = 'engine_type="unified",model_name="emulated"'
     assert run.counters[f'sglang:cached_tokens_total{{cache_source="host",{labels}}}'] == sum(cpu)
     assert run.counters[f"sglang:prompt_tokens_total{{{labels}}}"] == run.prompt_tokens.sum()
 
@@ -153,8 +153,8 @@ def test_a_run_begins_with_an_empty_cache() -> None:
         settings = ServerSettings(url=server.url, concurrency=1, warmup_requests=3)
         first, second = [play_server(requests, server.plan.page_tokens, settings) for _ in range(2)]
         kept = play_server(requests, server.plan.page_tokens, ServerSettings(url=server.url, concurrency=1, reset=False))
-        assert len(server.emulator.served) == 3 * len(requests) + 6
-        assert all(served.cached_tokens[0] == 0 for served in server.emulator.served[:3])
+        assert len(server.served) == 3 * len(requests) + 6
+        assert all(served.cached_tokens[0] == 0 for served in server.served[:3])
     assert first.cached_tokens.tolist() == second.cached_tokens.tolist()
     assert kept.cached_tokens[0] == 112, "of the run before it: a hit leaves the last of 8 pages, since it leaves a token"
 
@@ -240,4 +240,4 @@ def test_progress_is_told() -> None:
 def test_what_cannot_be_played_is_refused_before_anything_is_sent() -> None:
     with emulated(VLLM) as server, pytest.raises(UsageError, match="several samples"):
         play_server([replace(requests_of(16)[0], samples=2)], 16, ServerSettings(url=server.url))
-    assert server.emulator.served == []
+    assert server.served == []

@@ -1,43 +1,61 @@
-"""SGLang's interface (0.5.23): ``/generate`` with the tiers of cached tokens, ``/server_info``, ``/flush_cache``, its metrics."""
+"""SGLang's interface (0.5.23): ``/generate`` with the tiers of cached tokens, ``/server_info``, ``/flush_cache``, its metrics.
+
+Its completions and chats are OpenAI's.
+"""
 
 from typing import Any
 
 import msgspec
 
-from kvsim.emulation.apis.base import Api, Metric, Routes, growing, parsed, shown
-from kvsim.emulation.emulator import Served
-from kvsim.emulation.http_server import BadRequest, HttpRequest, Reply, error_of
-
-MEDIA = {"gpu": "device", "cpu": "host"}
-"""What SGLang calls tiers; what lies below these is storage."""
+from kvsim.emulation.apis.base import Prompt, Routes, Wanted, complete, parsed
+from kvsim.emulation.apis.merged import merged
+from kvsim.emulation.apis.openai import OpenAI
+from kvsim.emulation.http_server import BadRequest, HttpRequest, Reply
+from kvsim.emulation.metrics.sglang import SglangMetrics, media_of
+from kvsim.emulation.served import Served
 
 
 class Sampling(msgspec.Struct):
-    max_new_tokens: int = 128
+    max_new_tokens: int | None = 128
+    min_new_tokens: int = 0
+    ignore_eos: bool = False
+    n: int = 1
 
 
 class Generate(msgspec.Struct):
     """What ``/generate`` is asked with, as far as it matters here."""
 
-    input_ids: list[int]
-    sampling_params: Sampling = msgspec.field(default_factory=Sampling)
+    input_ids: list[int | list[int]] | None = None
+    text: str | list[str] | None = None
+    sampling_params: Sampling | None = None
     stream: bool = False
 
 
-class Sglang(Api):
+class Sglang(OpenAI):
     """A server that looks like SGLang's, with one engine."""
 
     owner = "sglang"
+    metrics_of = SglangMetrics
 
     def routes(self) -> Routes:
-        resets = {("POST", "/flush_cache"): self._flush} if self.settings.has_reset else {}
-        return {("POST", "/generate"): self._generate, ("GET", "/server_info"): self._info, **resets}
+        resets = {(method, "/flush_cache"): self._flush for method in ("POST", "GET")} if self.settings.has_reset else {}
+        info = {("GET", path): self._info for path in ("/server_info", "/get_server_info")}
+        model = {("GET", path): self._model for path in ("/model_info", "/get_model_info")}
+        asks = {("POST", "/generate"): self._generate, ("GET", "/health_generate"): self._health}
+        return {**super().routes(), **asks, **info, **model, **resets}
+
+    def error(self, status: int, message: str) -> dict[str, Any]:
+        return {"object": "error", **super().error(status, message)["error"]}
 
     async def _flush(self, request: HttpRequest, reply: Reply) -> None:
         if self.emulator.empty():
             await reply.whole(200, "Cache flushed.\n", "text/plain")
         else:
             await reply.whole(400, "Cache not flushed because there are pending requests.\n", "text/plain")
+
+    async def _model(self, request: HttpRequest, reply: Reply) -> None:
+        texts = None if self.settings.texts is None else self.settings.texts.folder
+        await reply.whole(200, {"model_path": self.settings.model, "tokenizer_path": texts, "is_generation": True})
 
     async def _info(self, request: HttpRequest, reply: Reply) -> None:
         plan = self.emulator.plan
@@ -55,29 +73,30 @@ class Sglang(Api):
 
     async def _generate(self, request: HttpRequest, reply: Reply) -> None:
         asked = parsed(request.body, Generate)
-        try:
-            served = self.submit(asked.input_ids, asked.sampling_params.max_new_tokens)
-            async for tokens in growing(served):
-                if asked.stream:
-                    await reply.event(self._so_far(served, tokens))
-        except BadRequest as error:
-            if not asked.stream:
-                raise
-            await reply.event(error_of(error.status, str(error)))
-        if not asked.stream:
-            await reply.whole(200, self._so_far(served, len(served.answer)))
-            return
-        await reply.event("[DONE]")
-        await reply.end()
+        prompts, is_batch = _prompts(asked)
+        sampling = asked.sampling_params or Sampling()
+        wanted = Wanted(sampling.max_new_tokens, sampling.min_new_tokens, 128, sampling.ignore_eos)
+        tokens = [self.tokens_of(prompt) for prompt in prompts]
+        with self.taken(tokens, wanted, copies=sampling.n, is_streamed=asked.stream) as served:
+            is_list = is_batch or sampling.n > 1
+            if asked.stream:
+                async for at, _, so_far in merged(served):
+                    await reply.event(self._so_far(served[at], so_far) | ({"index": at} if is_list else {}))
+                await reply.event("[DONE]")
+                await reply.end()
+                return
+            await complete(served)
+            answers = [self._so_far(one, len(one.answer)) for one in served]
+            await reply.whole(200, answers if is_list else answers[0])
 
     def _so_far(self, served: Served, tokens: int) -> dict[str, Any]:
         """Return an answer's first tokens, and what is said of it."""
         answer = served.answer[:tokens]
-        reason = {"type": "length", "length": tokens} if tokens == len(served.answer) else None
-        tiers = self.media(served)
+        ended = {"type": served.reason, "length": tokens} if served.reason == "length" else {"type": served.reason, "matched": None}
+        tiers = media_of(self.emulator, served)
         meta: dict[str, Any] = {
-            "id": str(served.request.index),
-            "finish_reason": reason,
+            "id": str(served.number),
+            "finish_reason": ended if tokens == len(served.answer) else None,
             "prompt_tokens": served.request.prompt_tokens,
             "completion_tokens": tokens,
         }
@@ -85,32 +104,15 @@ class Sglang(Api):
             meta |= {"cached_tokens": sum(tiers.values()), "cached_tokens_details": tiers if any(tiers.values()) else None}
         if self.settings.tells_times:
             meta["queue_time"] = self.queued_s(served)
-        return {"text": "".join(map(shown, answer)), "output_ids": answer, "meta_info": meta}
+        return {"text": self.shown(answer), "output_ids": answer, "meta_info": meta}
 
-    def media(self, served: Served) -> dict[str, int]:
-        """Return the cached tokens of a request by medium; storage only where there is one."""
-        tiers = {"device": 0, "host": 0} | ({"storage": 0} if self.emulator.plan.tiers[2:] else {})
-        for tier, tokens in self.cached(served).items():
-            medium = MEDIA.get(tier, "storage")
-            if medium in tiers:
-                tiers[medium] += tokens
-        return tiers
 
-    def metrics(self) -> list[Metric]:
-        plan = self.emulator.plan
-        served = [one for one in self.emulator.served if one.generated]
-        labels = {"model_name": self.settings.model, "engine_type": "unified", "tp_rank": "0"}
-        media = [self.media(one) for one in served]
-        counts = [
-            ("prompt_tokens", sum(one.request.prompt_tokens for one in served), {}),
-            ("generation_tokens", sum(one.generated for one in served), {}),
-            ("num_requests", sum(one.is_ended for one in served), {}),
-            *[("cached_tokens", sum(one.get(tier, 0) for one in media), {"cache_source": tier}) for tier in ("device", "host")],
-        ]
-        gauges = [("max_total_num_tokens", self.capacity_tokens), ("page_size", plan.page_tokens)]
-        host = next((tier.capacity_pages for tier in plan.tiers if tier.name == "cpu"), None)
-        gauges += [("hicache_host_total_tokens", None if host is None else host * plan.page_tokens)]
-        return [
-            *[Metric(f"sglang:{name}_total", "counter", value, labels | more) for name, value, more in counts],
-            *[Metric(f"sglang:{name}", "gauge", value, labels) for name, value in gauges if value is not None],
-        ]
+def _prompts(asked: Generate) -> tuple[list[Prompt], bool]:
+    """Return the prompts of a request, and whether it has a list of them. Raises BadRequest."""
+    if asked.text is not None:
+        return (list(asked.text), True) if isinstance(asked.text, list) else ([asked.text], False)
+    given = asked.input_ids or []
+    tokens, lists = [one for one in given if isinstance(one, int)], [one for one in given if isinstance(one, list)]
+    if bool(tokens) == bool(lists):
+        raise BadRequest(400, "input_ids or text: a prompt, or a list of them, is expected")
+    return ([*lists], True) if lists else ([tokens], False)

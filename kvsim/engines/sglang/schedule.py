@@ -16,7 +16,7 @@ from kvsim.engines.sglang.budget import MOST_PROMISED, RETRACT_STEPS, DeclaredAn
 from kvsim.engines.sglang.queue import NodeQueue
 from kvsim.engines.sglang.running import RunningBatch
 from kvsim.engines.sglang.stepped import NodesLease, SteppedNodes
-from kvsim.engines.sglang.steps import Answer, Chunk, NodeStep
+from kvsim.engines.sglang.steps import Answer, Chunk, NodeStep, jobs_in
 
 
 class NodeSchedule(Schedule):
@@ -62,6 +62,8 @@ class NodeSchedule(Schedule):
         """The leap that runs, or has been formed and will run next."""
         self._has_ended = False
         """Whether a request has ended since the last pass."""
+        self._aborted: set[Job] = set()
+        """Those with pages that are about to end."""
         self._retractions = 0
         self._decode_steps = 0
         """Those formed, as far as they are certain to be made."""
@@ -126,6 +128,9 @@ class NodeSchedule(Schedule):
         if self.chunked is not None:
             lease = cast(NodesLease, self.chunked.lease)
             self.cache.store(lease, lease.filled, self.env.now)
+            if self.chunked in self._aborted:
+                job, self.chunked = self.chunked, None
+                super().abort(job)
         if self._last is not None and self._last.chunks:
             self.running.join(self._last)
         if self._has_ended:
@@ -274,9 +279,7 @@ class NodeSchedule(Schedule):
 
     def _extend(self, step: NodeStep) -> None:
         """Make a leap of a step that the next passes are certain to form again, if nobody arrives.
-
-        Ahead of results, the last of these steps is formed when the leap has begun, as its second one.
-        """
+        Ahead of results, the last of these steps is formed when the leap has begun, as its second one."""
         steps = self.running.repetitions() + (0 if self.looks_ahead else 1)
         if steps > 1:
             step.work.max_steps = steps
@@ -309,6 +312,8 @@ class NodeSchedule(Schedule):
         self.waiting.push(job)
         for new in self.queue.take_new():
             self.copies.waits(new)
+        if job in self._aborted:
+            self.abort(job)
 
     # --- steps ---------------------------------------------------------------------------------------------------------------
 
@@ -335,7 +340,7 @@ class NodeSchedule(Schedule):
             if job.lease is lease:
                 lease.flying -= 1
                 job.generated += steps
-                if job.generated >= job.request.output_tokens:
+                if job.generated >= job.request.output_tokens or job in self._aborted:
                     self._finish(job, lease)
         if self._under_way is not None and self._has_ended:  # a step that was formed before they ended
             self._under_way.work.decoding = [job for job, lease in self._under_way.answers if job.lease is lease]
@@ -349,9 +354,7 @@ class NodeSchedule(Schedule):
         self.ratio.decay(steps)
         self._decode_steps += steps
         if self._under_way is not None:
-            following = self._under_way.work
-            following.decode_context_tokens += steps * following.decode_requests
-            following.decode_step += steps
+            self._under_way.comes_later(steps)
 
     def _book_prompt(self, chunk: Chunk) -> None:
         """Record the end of a prompt, with which the next token of its answer appears."""
@@ -366,13 +369,16 @@ class NodeSchedule(Schedule):
             job.is_prefilled = True
             self.frontend.first_token(job, self.number)
         job.generated += 1
-        if job.generated >= job.request.output_tokens:
+        if job.generated >= job.request.output_tokens or job in self._aborted:
             self._finish(job, lease)
         else:
             self.cache.store(lease, chunk.end, now)
 
     def _finish(self, job: Job, lease: NodesLease) -> None:
         now = self.env.now
+        if job in self._aborted:
+            self._aborted.discard(job)
+            job.request.output_tokens = min(job.generated, job.request.output_tokens)
         self.cache.finish(lease, now)
         job.lease, job.phase = None, ENDED
         self._has_ended = True
@@ -385,7 +391,8 @@ class NodeSchedule(Schedule):
         if self._leap is not None:
             for job, _ in self._leap.answers:
                 job.generated += steps
-        jobs = [*self.queue, *[job for job in self._with_pages() if job.lease is not None], *self.waiting.fetching]
+        with_pages = jobs_in(self.running.answers, self.chunked, (self._before, self._last, self._under_way))
+        jobs = [*self.queue, *with_pages, *self.waiting.fetching]
         for job in jobs:
             self.drop(job, is_up=False)
         self.running.replace([])
@@ -395,18 +402,15 @@ class NodeSchedule(Schedule):
         self.ratio.reset()
         return jobs
 
-    def _with_pages(self) -> list[Job]:
-        """Return the requests that run, are being computed or are about to leave."""
-        jobs = dict.fromkeys([job for job, _ in self.running.answers])
-        for step in (self._before, self._last, self._under_way):
-            if step is not None:
-                jobs.update(dict.fromkeys([chunk.job for chunk in step.chunks]))
-                jobs.update(dict.fromkeys([job for job, _ in step.answers]))
-        if self.chunked is not None:
-            jobs[self.chunked] = None
-        return list(jobs)
+    def abort(self, job: Job) -> None:
+        """As ``abort_request``: who waits leaves at once, who runs ends with its next token, which enters the tree as others do."""
+        if job.lease is None:
+            super().abort(job)
+        else:
+            self._aborted.add(job)
 
     def drop(self, job: Job, *, is_up: bool) -> None:
+        self._aborted.discard(job)
         job.times.waits_again(self.env.now)
         self.waiting.drop(job)
         self.copies.dropped(job)

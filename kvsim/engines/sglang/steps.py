@@ -1,5 +1,7 @@
 """What a pass of SGLang's scheduler has formed: a step, or a leap of decode steps that are alike."""
 
+from collections.abc import Iterable
+
 from kvsim.core.transfer import Transfer
 from kvsim.engine.job import Job
 from kvsim.engine.schedule import Step
@@ -46,3 +48,20 @@ class NodeStep(Step):
         super().__init__(work, loads)
         self.chunks = chunks
         self.answers = answers
+
+    def comes_later(self, steps: int) -> None:
+        """Note that the answers have grown by ``steps`` tokens since the step was formed, before it is made."""
+        self.work.decode_context_tokens += steps * self.work.decode_requests
+        self.work.decode_step += steps
+
+
+def jobs_in(answers: list[Answer], chunked: Job | None, steps: Iterable[NodeStep | None]) -> list[Job]:
+    """Return the requests that run, are being computed or are about to leave, and have pages, each once."""
+    jobs = dict.fromkeys([job for job, _ in answers])
+    for step in steps:
+        if step is not None:
+            jobs.update(dict.fromkeys([chunk.job for chunk in step.chunks]))
+            jobs.update(dict.fromkeys([job for job, _ in step.answers]))
+    if chunked is not None:
+        jobs[chunked] = None
+    return [job for job in jobs if job.lease is not None]

@@ -84,7 +84,7 @@ class Leaps:
     def _repeat(self, step: BlockStep, steps: int) -> None:
         running = self._running
         running.wake_due(steps)
-        chunks = [chunk for chunk in step.chunks if not chunk.served.wake]
+        chunks = [chunk for chunk in step.chunks if not chunk.served.wake and chunk.served.job.lease is not None]
         steady = running.take_needs(steps)
         takers = sorted([*steady, *[chunk.served for chunk in chunks]], key=place_of)
         held = self._held(takers)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from simpy import Event
 
-from kvsim.core.lease import Lease
+from kvsim.core.lease import LOST, Lease
 from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
@@ -84,6 +84,10 @@ class Offloads:
     def finishes(self, served: Served) -> None:
         """A request is about to give back its blocks, since its answer is complete."""
 
+    def drops(self, served: Served) -> bool:
+        """A request ends without a last offer. Returns whether its load goes on, at whose end its blocks are given back."""
+        return False
+
     def stop(self) -> None:
         """Forget all copies and requests, since the engine has failed."""
 
@@ -103,6 +107,8 @@ class CpuOffloads(Offloads):
         """Loads decided in this pass."""
         self._finished: list[Served] = []
         """Requests that have finished since the last pass."""
+        self._dropped: list[Served] = []
+        """Requests that have been dropped while their loads go on."""
         self._last_step: Event | None = None
         """The end of the step that was launched last."""
 
@@ -206,6 +212,7 @@ class CpuOffloads(Offloads):
             owner: Served = copy.owner
             if copy.is_load:
                 owner.is_loaded = True
+                self._release([served for served in self._dropped if served is owner])
             else:
                 owner.stores -= 1
 
@@ -214,7 +221,22 @@ class CpuOffloads(Offloads):
             served.last_slots = self.cache.slots_of(served.lease)
         self._finished.append(served)
 
+    def drops(self, served: Served) -> bool:
+        if served.stores and served.job.lease is not None:
+            served.last_slots = self.cache.slots_of(served.lease)
+        self.cache.forget(served.job.request)
+        is_loading = any(copy.is_load and copy.owner is served for copy in self.copies)
+        if is_loading:
+            self._dropped.append(served)
+        return is_loading
+
+    def _release(self, dropped: Sequence[Served]) -> None:
+        for served in dropped:
+            self._dropped.remove(served)
+            self.cache.release(served.lease, LOST)
+
     def stop(self) -> None:
+        self._release(self._dropped.copy())
         self._lines.clear()
         self._lines = CopyLines(self._mover)
         self.copies.clear()

@@ -131,13 +131,10 @@ class BlockSchedule(Schedule):
 
     def _poll(self) -> Any:
         """Wait for the next poll or, if only the end of a copy or an arrival changes anything, for the first one after that.
-
-        What the last pass has heard of, or has preempted, changes what the next one does.
-        """
+        What the last pass has heard of, or has preempted, changes what the next one does."""
         at_s = self.env.now + POLL_S
         has_news = self._has_finished or self._has_reported or self._preempted
-        is_settled = not (self.running.all or has_news or any(served.is_loaded for served in self.loading))
-        if is_settled and self.offloads.only_waits:
+        if not (self.running.all or has_news or any(one.is_loaded for one in self.loading)) and self.offloads.only_waits:
             yield self._woken()
             while at_s < self.env.now:
                 at_s += POLL_S
@@ -359,7 +356,7 @@ class BlockSchedule(Schedule):
             served = chunk.served
             if not served.wake:
                 served.steps_out -= 1
-                if chunk.samples and served.job.phase != GIVEN_UP:
+                if chunk.samples and served.job in self._served:
                     self._appear(served)
         self.running.ended()
         self.offloads.report(done.reported)
@@ -410,11 +407,14 @@ class BlockSchedule(Schedule):
         return jobs
 
     def drop(self, job: Job, *, is_up: bool) -> None:
+        """On an engine that is up, as ``finish_requests``: blocks are free at once, with their names, or when their load ends."""
         job.times.waits_again(self.env.now)
         served = self._served.pop(job, None)
+        keeps_blocks = served is not None and is_up and self.offloads.drops(served)
         if served is not None and job.lease is not None:
-            self.cache.release(served.lease, LOST)
-            job.lease = None
             (self.loading if served in self.loading else self.running).remove(served)
+            if not keeps_blocks:
+                self.cache.release(served.lease, LOST)
+            job.lease = None
         self.waiting.drop(job)
-        job.phase = GIVEN_UP
+        job.phase, self._stuck, self._has_finished = ENDED if is_up else GIVEN_UP, None, is_up

@@ -1,0 +1,1 @@
+"""What emulated servers tell of themselves under ``/metrics``: the names, labels and buckets of each engine, one file each."""

@@ -1,0 +1,63 @@
+"""A request on an emulated server, and who may be told what becomes of it."""
+
+import asyncio
+from dataclasses import dataclass, field
+from math import nan
+
+from kvsim.core.request import Request
+
+
+@dataclass(eq=False)
+class Served:
+    """A request on its way, and what is known of it. Times are those of the simulation."""
+
+    request: Request
+    answer: list[int]
+    """The tokens that it will have."""
+    most_tokens: int
+    """The tokens that it may have."""
+    is_streamed: bool = False
+    """Whether its client gets them one by one."""
+    generated: int = 0
+    """How many of them have been generated."""
+    is_ended: bool = False
+    is_rejected: bool = False
+    is_aborted: bool = False
+    """Whether it was given up: it ends, or has ended, before its answer is complete."""
+    first_token_s: float = nan
+    last_token_s: float = nan
+    """When its last token so far has been generated."""
+    end_s: float = nan
+    cached_tokens: tuple[int, ...] = ()
+    """By the emulator's ``tier_names``; known from the first token on."""
+    queued_s: float = nan
+    retractions: int = 0
+    """How often it has given its pages back; known at its end."""
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when any of this has changed."""
+
+    @property
+    def reason(self) -> str:
+        """Why its answer ends: length, stop or abort."""
+        return "abort" if self.is_aborted else "length" if len(self.answer) >= self.most_tokens else "stop"
+
+    @property
+    def number(self) -> int:
+        """Its number among all requests, in order of arrival."""
+        return self.request.index
+
+
+class ServedWatch:
+    """Is told what becomes of requests, once it has happened, and changes nothing. Override what is to be known."""
+
+    def arrived(self, served: Served) -> None:
+        """A request has arrived."""
+
+    def first_token(self, served: Served) -> None:
+        """Its prompt has been computed, and its first token is there."""
+
+    def token(self, served: Served, after_s: float) -> None:
+        """Its next token is there, ``after_s`` after the one before."""
+
+    def ended(self, served: Served) -> None:
+        """It is complete, aborted or rejected."""
