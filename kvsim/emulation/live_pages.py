@@ -40,11 +40,11 @@ class LivePages(PageIndex):
         """Whether it is time for ``forget``."""
         return len(self._ids) > self._limit or len(self._asked) > self._limit
 
-    def lookup(self, keys: Sequence[int]) -> tuple[Extent, ...]:
-        new = self._next
+    def lookup(self, keys: Sequence[Hashable]) -> tuple[Extent, ...]:
+        new = self.next_id
         extents = super().lookup(keys)
         self._asked.update(extents)
-        if self._next > new:
+        if self.next_id > new:
             before = -1
             for start, pages in extents:
                 if start <= new < start + pages:
