@@ -1,6 +1,6 @@
 """The page ids of prompts that keep coming: what nobody can find any more is forgotten."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from kvsim.cluster.held_pages import HeldPages
 from kvsim.core.tier import Tier
