@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import time
 from contextlib import suppress
 from functools import partial
@@ -24,6 +25,8 @@ KEEP_S = 2.0
 just when it is used."""
 LOOK_S = 0.5
 """How often it is seen whether a request waits too long for an earlier one."""
+CUT_S = 0.01
+"""How long answers that are cut may still take: the library takes 0 for no limit."""
 OF_CONNECTION = frozenset({
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
     "transfer-encoding", "upgrade", "host", "expect",
@@ -66,7 +69,7 @@ class Proxy(Source):
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_S),
         )
         server = web.Server(self._pass, handler_cancellation=True, access_log=None, auto_decompress=False, logger=_quiet())
-        self._runner = web.ServerRunner(server, shutdown_timeout=0)
+        self._runner = web.ServerRunner(server, shutdown_timeout=CUT_S)
         await self._runner.setup()
         self._site = web.TCPSite(self._runner, self.host, self.port, backlog=4096)
         try:
@@ -219,5 +222,5 @@ def _quiet() -> logging.Logger:
 
 def _reason(error: Exception) -> str:
     """Return in one line, without text of a request, why the server was not reached."""
-    system = getattr(error, "os_error", None) or error
-    return str(getattr(system, "strerror", None) or "it has broken the connection").lower()
+    number = getattr(getattr(error, "os_error", error), "errno", None)
+    return os.strerror(number).lower() if number else "it has broken the connection"
