@@ -50,7 +50,11 @@ class Recording:
 
     def write(self, request: LiveRequest) -> None:
         """Append a request. Raises UsageError if it cannot be written; the file then ends with the line before."""
-        line = msgspec.json.encode(self._fields(request)) + b"\n"
+        fields = self._fields(request)
+        reset = {"reset": "drain", "timestamp": fields["timestamp"]}
+        line = b"".join(
+            msgspec.json.encode(one) + b"\n" for one in ((reset, fields) if request.after_reset and self._size else (fields,))
+        )
         try:
             written = os.write(self._file, line)
             if written < len(line):

@@ -90,7 +90,7 @@ def test_a_file_that_cannot_go_on_is_refused_and_kept(
     content: bytes, goes_on: bool, page_tokens: int, problem: str, path: Path
 ) -> None:
     path.write_bytes(content)
-    with pytest.raises(UsageError, match=f"shadow.record: {path} {problem}"):
+    with pytest.raises(UsageError, match=rf"shadow.record: {path} {problem}"):
         opened(path, goes_on=goes_on, page_tokens=page_tokens)
     assert path.read_bytes() == content
 
@@ -107,7 +107,7 @@ def test_a_full_disk_costs_the_line_and_no_half_of_one(path: Path, monkeypatch: 
         return write(file, data[: room.pop()])
 
     monkeypatch.setattr(os, "write", short)
-    with pytest.raises(UsageError, match=f"shadow.record: cannot write {path}: No space left on device"):
+    with pytest.raises(UsageError, match=rf"shadow.record: cannot write {path}: No space left on device"):
         record.write(SECOND)
     assert path.read_bytes() == whole
     monkeypatch.setattr(os, "write", write)
@@ -119,10 +119,10 @@ def test_a_device_without_room_is_said_in_one_line() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     record = opened(Path("/dev/full"))
-    with pytest.raises(UsageError, match="shadow.record: cannot write /dev/full: No space left on device"):
+    with pytest.raises(UsageError, match=r"shadow.record: cannot write /dev/full: No space left on device"):
         record.write(FIRST)
 
 
 def test_a_folder_that_is_missing_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="shadow.record: cannot write .*: No such file or directory"):
+    with pytest.raises(UsageError, match=r"shadow.record: cannot write .*: No such file or directory"):
         opened(tmp_path / "missing" / "trace.jsonl")

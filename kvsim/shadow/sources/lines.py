@@ -51,6 +51,7 @@ class Lines:
         self._read: Read | None = None
         self._unit_s = 0.001
         self._last_s = 0.0
+        self._after_reset = False
 
     def read(self, line: Line, now_s: float) -> list[LiveRequest]:
         """Return the requests of a line, ``now_s`` being the time if it has none.
@@ -62,10 +63,14 @@ class Lines:
         except (ValueError, RecursionError):
             raise TraceError(line.path, line.number, "not JSON") from None
         if "reset" in record.fields:
+            self._after_reset = True
             return []
         if self._read is None:
             self._read = self._reader(record)
-        return list(self._read(record, self._told(record, now_s)))
+        found = list(self._read(record, self._told(record, now_s)))
+        if found and self._after_reset:
+            found[0], self._after_reset = found[0]._replace(after_reset=True), False
+        return found
 
     def _told(self, record: Record, now_s: float) -> Told:
         name = next((name for name in STAMPS if record.has(name)), None)

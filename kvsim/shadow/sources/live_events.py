@@ -15,7 +15,7 @@ WAIT_S = 0.002
 
 
 class LiveEvents(Source):
-    """Subscribes to the events of one engine. What comes too fast waits in ZMQ's queue and is missed, which is said, when it is full."""
+    """Subscribes to the events of one engine. What comes too fast waits in ZMQ's queue; when that is full, it is missed and said."""
 
     def __init__(self, address: str, replay: str | None, topic: str, ranks: int) -> None:
         self.address = address

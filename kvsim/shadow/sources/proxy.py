@@ -23,6 +23,8 @@ CONNECT_S = 30.0
 KEEP_S = 2.0
 """How long a connection to the server is kept for the next request: less than servers keep it (uvicorn, 5 s), or it may be closed
 just when it is used."""
+RESETS = ("/reset_prefix_cache", "/flush_cache")
+"""Paths that empty the cache of vLLM and SGLang."""
 LOOK_S = 0.5
 """How often it is seen whether a request waits too long for an earlier one."""
 CUT_S = 0.01
@@ -48,6 +50,8 @@ class Proxy(Source):
         self._order = InOrder(patience_s)
         self._grace_s = grace_s
         self._active = 0
+        self._was_reset = False
+        """Whether the server's cache has been emptied since the last request that was handed over."""
         self._is_quiet = asyncio.Event()
         self._feed: Feed | None = None
         self._server: Any = None
@@ -161,6 +165,8 @@ class Proxy(Source):
                     if exchange is not None:
                         exchange.answer.feed(part)
                 await passed.write_eof()
+                if request.path in RESETS and answer.status == 200:
+                    self._order.add(Exchange(time.time(), request.path, b"", has_ended=True))
                 return passed
         except ConnectionResetError:
             if request.transport is not None and not request.transport.is_closing():
@@ -196,12 +202,18 @@ class Proxy(Source):
         """Give the shadow the exchanges whose turn it is, unless it is too far behind."""
         assert self._feed is not None
         for exchange in self._order.take(time.time()):
-            if exchange.was_served and not self._feed.put(partial(self._read, exchange), len(exchange.body)):
+            self._was_reset |= exchange.path in RESETS
+            if not exchange.was_served:
+                continue
+            if self._feed.put(partial(self._read, exchange, after_reset=self._was_reset), len(exchange.body)):
+                self._was_reset = False
+            else:
                 self._feed.tell("behind", "the shadow is behind: requests pass without being seen")
 
-    def _read(self, exchange: Exchange) -> None:
+    def _read(self, exchange: Exchange, *, after_reset: bool) -> None:
         assert self._feed is not None
-        self._feed.requests(exchange.requests(self._prompts))
+        requests = exchange.requests(self._prompts)
+        self._feed.requests(one._replace(after_reset=after_reset and not number) for number, one in enumerate(requests))
 
 
 def _of_request(headers: Any) -> Any:

@@ -2,11 +2,13 @@
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from threading import Event, Thread
 
 from kvsim.plans.build import SHADOW, build_run
+from kvsim.plans.plan import Plan
 from kvsim.settings.configuration import compose_with_choices
 from kvsim.shadow.history import Observed
 from kvsim.shadow.recording import Recording
@@ -23,12 +25,20 @@ SALT = Salt(b"s" * 32)
 PLAIN = ("model=tiny", "tiers.gpu.capacity=1000pages")
 
 
+@cache
+def plan_of(overrides: tuple[str, ...]) -> Plan:
+    """The plan of ``kvsim shadow`` with these overrides."""
+    config, choices = compose_with_choices([*overrides])
+    return build_run(config, command=SHADOW, overrides=overrides, choices=choices)
+
+
 class Shadowing:
     """A shadow at work."""
 
-    def __init__(self, make: Callable[[Prompts], Source], overrides: Sequence[str], record: Path | None, most: int | None) -> None:
-        config, choices = compose_with_choices([*overrides])
-        plan = build_run(config, command=SHADOW, overrides=overrides, choices=choices)
+    def __init__(
+        self, make: Callable[[Prompts], Source], overrides: Sequence[str], record: Path | None, most: int | None
+    ) -> None:
+        plan = plan_of(tuple(overrides))
         self.shadow = Shadow({"as_configured": plan}, plan.page_tokens, ShadowSettings())
         self.prompts = Prompts(plan.page_tokens, SALT, None)
         self.lines: list[str] = []
@@ -108,11 +118,8 @@ def scripted(script: Script) -> Iterator[str]:
         threads: list[Thread] = []
 
         def serve(connection: socket.socket) -> None:
-            with closing(connection):
-                try:
-                    script(connection)
-                except OSError:
-                    pass  # the other side has gone
+            with closing(connection), suppress(OSError):  # the other side has gone
+                script(connection)
 
         def accept() -> None:
             while True:
@@ -153,5 +160,3 @@ def request_of(connection: socket.socket) -> bytes:
 def chunk(data: bytes) -> bytes:
     """Return a chunk of a chunked answer."""
     return b"%x\r\n%b\r\n" % (len(data), data)
-
-

@@ -65,7 +65,9 @@ def test_lines_come_when_their_end_is_there(log: Path, told: Told, follow: Calla
     assert told == []
 
 
-def test_a_renamed_file_is_read_to_its_end_before_the_one_in_its_place(log: Path, told: Told, follow: Callable[..., Tail]) -> None:
+def test_a_renamed_file_is_read_to_its_end_before_the_one_in_its_place(
+    log: Path, told: Told, follow: Callable[..., Tail]
+) -> None:
     log.write_bytes(b"1\n")
     tail = follow(log)
     assert texts(tail) == [b"1"]
@@ -147,7 +149,7 @@ def test_a_log_that_cannot_be_read_is_refused(make: Callable[[Path], Path], prob
     make(log)
     if problem.startswith("Perm") and os.geteuid() == 0:
         pytest.skip("root may read everything")
-    with pytest.raises(UsageError, match=f"log: {log}: {problem}; name a log"):
+    with pytest.raises(UsageError, match=rf"log: {log}: {problem}; name a log"):
         follower(str(log), told)
 
 
@@ -157,7 +159,9 @@ def test_a_compressed_log_is_refused(tmp_path: Path, told: Told) -> None:
 
 
 @given(st.lists(st.binary(max_size=30), max_size=20), st.lists(st.integers(0, 400), max_size=5))
-def test_lines_do_not_depend_on_how_they_were_written(tmp_path_factory: pytest.TempPathFactory, parts: list[bytes], cuts: list[int]) -> None:
+def test_lines_do_not_depend_on_how_they_were_written(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes], cuts: list[int]
+) -> None:
     log, told = tmp_path_factory.mktemp("log") / "log", Told()
     content = b"".join(part.replace(b"\n", b"") + b"\n" for part in parts)
     tail, found, begin = Tail(log, told), [], 0

@@ -105,6 +105,11 @@ def test_a_page_size_that_does_not_fit_the_blocks_is_refused() -> None:
         read([mooncake(0, 16, [1], block_size=16)], 24)
 
 
+def test_a_reset_belongs_to_the_request_after_it() -> None:
+    found = read([TOKENS, {"reset": "drain"}, TOKENS, TOKENS])
+    assert [request.after_reset for request in found] == [False, True, False]
+
+
 CHAT = [{"role": "user", "content": "Hello, who are you?"}]
 ANSWER = {"role": "assistant", "content": "I am a cache."}
 NEXT = {"role": "user", "content": "Of what?"}
@@ -112,7 +117,10 @@ NEXT = {"role": "user", "content": "Of what?"}
 
 def test_text_is_tokenized_by_the_models_tokenizer(tmp_path: Path) -> None:
     folder = str(make_model(tmp_path / "model"))
-    lines = [{"timestamp": 0, "messages": [*CHAT, ANSWER]}, {"timestamp": 9, "messages": [*CHAT, ANSWER, NEXT], "output_length": 4}]
+    lines = [
+        {"timestamp": 0, "messages": [*CHAT, ANSWER]},
+        {"timestamp": 9, "messages": [*CHAT, ANSWER, NEXT], "output_length": 4},
+    ]
     path = tmp_path / "log.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = read(lines, 4, folder)
@@ -173,7 +181,7 @@ def test_a_request_that_sglang_gave_up_is_none() -> None:
     ],
 )
 def test_a_line_that_cannot_be_read_is_said_where_it_is(line: Any, problem: str) -> None:
-    with pytest.raises(TraceError, match=f"log:1: .*{problem}"):
+    with pytest.raises(TraceError, match=rf"log:1: .*{problem}"):
         read([line])
 
 
@@ -188,9 +196,9 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 NAMES = st.sampled_from(
-    ["token_ids", "output_length", "timestamp", "hash_ids", "input_length", "messages", "prompt", "request_parameters", "text",
-     "input_ids", "session_id", "output_hash_ids", "block_size", "role", "content", "n", "reset", "output_token_ids", "multimodal"]
-)  # fmt: skip
+    "token_ids output_length timestamp hash_ids input_length messages prompt request_parameters text input_ids session_id "
+    "output_hash_ids block_size role content n reset output_token_ids multimodal".split()
+)
 
 
 @given(st.dictionaries(NAMES, VALUES, max_size=8))

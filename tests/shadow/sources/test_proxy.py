@@ -83,16 +83,21 @@ def test_a_stream_passes_event_by_event() -> None:
         assert goes_on.wait(10)
         connection.sendall(chunk(event({"choices": [], "usage": USAGE}) + b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
-    with scripted(script) as server, shadowing(proxy(server)) as shadow:
-        with httpx.stream("POST", shadow.url + "/v1/completions", json=ASKED) as answer:
-            parts = answer.iter_raw()
-            assert next(parts) == event({"choices": [{"index": 0, "text": " a"}]})  # before the server has sent the next
-            goes_on.set()
-            assert b"".join(parts).endswith(b"data: [DONE]\n\n")
+    with (
+        scripted(script) as server,
+        shadowing(proxy(server)) as shadow,
+        httpx.stream("POST", shadow.url + "/v1/completions", json=ASKED) as answer,
+    ):
+        parts = answer.iter_raw()
+        assert next(parts) == event({"choices": [{"index": 0, "text": " a"}]})  # before the server has sent the next
+        goes_on.set()
+        assert b"".join(parts).endswith(b"data: [DONE]\n\n")
     assert shadow.shadow.requests == 1 and shadow.observed.hit_rate == 16 / 64
 
 
-@pytest.mark.parametrize(("dialect", "path"), [("vllm", "/v1/completions"), ("sglang", "/generate"), ("openai", "/v1/completions")])
+@pytest.mark.parametrize(
+    ("dialect", "path"), [("vllm", "/v1/completions"), ("sglang", "/generate"), ("openai", "/v1/completions")]
+)
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_ghost_with_the_servers_settings_finds_what_the_server_found(
     dialect: str, path: str, stream: bool, tmp_path: Path
@@ -128,7 +133,9 @@ def test_a_chat_is_known_with_its_answer_and_nothing_of_it_is_recorded(tmp_path:
 
     with scripted(script) as server, shadowing(proxy(server), record=record) as shadow:
         for asked in (messages, [*messages, said, {"role": "user", "content": "and more"}]):
-            assert httpx.post(shadow.url + "/v1/chat/completions", json={"model": "m", "messages": asked}).json()["usage"] == USAGE
+            assert (
+                httpx.post(shadow.url + "/v1/chat/completions", json={"model": "m", "messages": asked}).json()["usage"] == USAGE
+            )
     first, second = [json.loads(line) for line in record.read_text().splitlines()]
     whole = first["hash_ids"] + first["output_hash_ids"]
     assert len(whole) > len(first["hash_ids"]) > 3 and second["hash_ids"][: len(whole)] == whole
@@ -142,6 +149,23 @@ def test_a_refusal_passes_and_is_no_request(status: int) -> None:
         assert answer.status_code == status and answer.json() == {"error": {"message": "not now"}}
         assert httpx.post(shadow.url + "/v1/completions", json=ASKED, timeout=20).status_code == 200
     assert shadow.shadow.requests == 1 and shadow.lines == []
+
+
+@pytest.mark.parametrize(("dialect", "path"), [("vllm", "/reset_prefix_cache"), ("sglang", "/flush_cache")])
+def test_a_cache_that_is_emptied_empties_the_ghosts(dialect: str, path: str, tmp_path: Path) -> None:
+    record = tmp_path / "trace.jsonl"
+    asked = {"input_ids": DOC, "sampling_params": {"max_new_tokens": 3}} if dialect == "sglang" else ASKED
+    where = "/generate" if dialect == "sglang" else "/v1/completions"
+    with emulated(PLAIN, dialect=dialect, speed=1000.0) as server, shadowing(proxy(server.url), record=record) as shadow:
+        for number in range(3):
+            assert httpx.post(shadow.url + where, json=asked, timeout=20).status_code == 200
+            if number == 1:
+                assert httpx.post(shadow.url + path).status_code == 200
+    (ghost,) = shadow.shadow.snapshot().ghosts
+    assert ghost.hit_rate == 48 / 192 and ghost.alike_requests == 3
+    assert [name for line in record.read_text().splitlines() for name in json.loads(line) if name == "reset"] == ["reset"]
+    requests = Mooncake(path=str(record), block_tokens=16).load(16).requests
+    assert [bool(request.resets) for request in requests] == [False, False, True]
 
 
 def test_what_has_no_prompt_passes_too() -> None:
@@ -175,13 +199,11 @@ def test_a_server_that_is_gone_breaks_the_clients_connection_in_one_line() -> No
 
 def test_a_server_that_dies_in_the_middle_of_a_stream_ends_it_in_the_middle() -> None:
     with emulated(PLAIN, faults=Faults(cut=frozenset({0}))) as server, shadowing(proxy(server.url)) as shadow:
-        with (
-            pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)),
-            httpx.stream("POST", shadow.url + "/v1/completions", json={**ASKED, "stream": True}) as answer,
-        ):
+        with httpx.stream("POST", shadow.url + "/v1/completions", json={**ASKED, "stream": True}) as answer:
             parts = answer.iter_raw()
             assert next(parts).startswith(b"data: {")
-            list(parts)
+            with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
+                list(parts)
         assert httpx.get(shadow.url + "/health").status_code == 200
     assert shadow.shadow.requests == 1 and len(shadow.lines) == 1 and "broken, too" in shadow.lines[0]
 
@@ -264,23 +286,26 @@ def test_a_long_answer_does_not_hold_up_those_behind_it(monkeypatch: pytest.Monk
     goes_on = Event()
 
     def script(connection: socket.socket) -> None:
-        is_first = b"[7, 7" in request_of(connection)
+        is_first = b"[7,7]" in request_of(connection)
         connection.sendall(STREAM + chunk(event({"choices": [{"index": 0, "text": " a"}]})))
         if is_first:
             assert goes_on.wait(10)
         connection.sendall(b"0\r\n\r\n")
 
-    with scripted(script) as server, shadowing(proxy(server, patience_s=0.1)) as shadow:
-        with httpx.stream("POST", shadow.url + "/v1/completions", json={"prompt": [7, 7], "stream": True}) as slow:
-            parts = slow.iter_raw()
-            next(parts)
-            assert httpx.post(shadow.url + "/v1/completions", content=json.dumps(ASKED)).status_code == 200
-            until = time.monotonic() + 10
-            while shadow.shadow.requests < 2 and time.monotonic() < until:
-                time.sleep(0.01)
-            assert shadow.shadow.requests == 2
-            goes_on.set()
-            list(parts)
+    with (
+        scripted(script) as server,
+        shadowing(proxy(server, patience_s=0.1)) as shadow,
+        httpx.stream("POST", shadow.url + "/v1/completions", json={"prompt": [7, 7], "stream": True}) as slow,
+    ):
+        parts = slow.iter_raw()
+        next(parts)
+        assert httpx.post(shadow.url + "/v1/completions", content=json.dumps(ASKED)).status_code == 200
+        until = time.monotonic() + 10
+        while shadow.shadow.requests < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert shadow.shadow.requests == 2
+        goes_on.set()
+        list(parts)
     assert shadow.shadow.requests == 2
 
 
@@ -292,7 +317,9 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "wrong types": lambda: json.dumps({"prompt": {"a": 1}, "messages": 5, "text": 1.5, "input_ids": "x"}).encode(),
     "negative tokens": lambda: json.dumps({"prompt": [-1] * 20, "input_ids": [2**70]}).encode(),
     "mixed": lambda: json.dumps({"prompt": [[1, 2], "a", None], "text": ["a", 1], "messages": [None]}).encode(),
-    "odd messages": lambda: json.dumps({"prompt": "\ud800", "text": "", "messages": [{"role": "user", "content": [{}]}]}).encode(),
+    "odd messages": lambda: json.dumps(
+        {"prompt": "\ud800", "text": "", "messages": [{"role": "user", "content": [{}]}]}
+    ).encode(),
 }
 
 
@@ -302,7 +329,11 @@ def test_bodies_that_cannot_be_read_pass_and_are_counted(name: str) -> None:
 
     def script(connection: socket.socket) -> None:
         got.append(request_of(connection).partition(b"\r\n\r\n")[2])
-        connection.sendall(STREAM + chunk(b'data: {"choices": [{"text": 5}]}\n\ndata: nonsense\n\n') + chunk(event({"text": "a", "meta_info": {}})))
+        connection.sendall(
+            STREAM
+            + chunk(b'data: {"choices": [{"text": 5}]}\n\ndata: nonsense\n\n')
+            + chunk(event({"text": "a", "meta_info": {}}))
+        )
         connection.sendall(b"0\r\n\r\n")
 
     body = BODIES[name]()

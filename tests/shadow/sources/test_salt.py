@@ -39,5 +39,5 @@ def test_a_file_that_has_no_salt_is_refused_and_kept(content: str, tmp_path: Pat
 
 
 def test_a_salt_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="shadow.salt_file: .*: No such file or directory"):
+    with pytest.raises(UsageError, match=r"shadow.salt_file: .*: No such file or directory"):
         Salt.of_file(tmp_path / "missing" / "salt")
