@@ -114,7 +114,10 @@ def watch(watching: Watching) -> None:
         try:
             interrupt = play(sources, feed, table.say)
         finally:
-            outputs.end()
+            if feed.has_begun:
+                outputs.end()
+            else:
+                table.close()
     if interrupt is not None:
         raise interrupt
     if feed.lost_lines:

@@ -34,10 +34,8 @@ def in_short(snapshot: Snapshot, engine: float | None) -> str:
 
 def tables(snapshot: Snapshot, engine: float | None) -> list[Table]:
     """Return the table of ghosts and, if there are events, that of engines."""
-    found = [_ghosts(snapshot, engine)]
-    if snapshot.engines:
-        found.append(_engines(snapshot.engines))
-    return found
+    heard = [one for one in snapshot.engines if one.stored or one.removed or one.cleared or one.lost_batches]
+    return [_ghosts(snapshot, engine), *([_engines(heard)] if heard else [])]
 
 
 def _ghosts(snapshot: Snapshot, engine: float | None) -> Table:

@@ -53,11 +53,15 @@ class LiveTable:
 
     def end(self, tables: Sequence[Table], notes: Sequence[str]) -> None:
         """Leave the tables as they are at the end."""
+        self.close()
+        _print(self.console, tables, notes)
+
+    def close(self) -> None:
+        """Give the terminal back, without the tables."""
         if self._live is not None:
             self._live.update(Text(""), refresh=True)
             self._live.stop()
             self._live = None
-        _print(self.console, tables, notes)
 
     def _drawn(self, tables: Sequence[Table], notes: Sequence[str]) -> Text:
         file: Any = io.StringIO()

@@ -40,6 +40,8 @@ class Feed:
         """The first of each kind."""
         self.seen = 0
         """Requests that ghosts have served."""
+        self.has_begun = False
+        """Whether jobs are done, since all sources have begun."""
         self.error: Exception | None = None
         """What the thread has failed with."""
         self.lost_lines = 0
@@ -65,6 +67,7 @@ class Feed:
     def start(self) -> None:
         """Begin to do jobs."""
         sys.setswitchinterval(SWITCH_S)
+        self.has_begun = True
         self._thread.start()
 
     def put(self, job: Job, n_bytes: int = 0) -> bool:
@@ -85,6 +88,8 @@ class Feed:
 
     def finish(self) -> None:
         """Wait until all jobs are done. Call it from another thread than the loop's."""
+        if not self.has_begun:
+            return
         while self._thread.is_alive():
             try:
                 self._jobs.put(None, timeout=0.1)

@@ -32,12 +32,12 @@ class _Playing:
     async def run(self) -> KeyboardInterrupt | None:
         loop, feed = asyncio.get_running_loop(), self._feed
         feed.on_stop = lambda: loop.call_soon_threadsafe(self._stopped.set)
-        feed.start()
         tasks: list[asyncio.Task[None]] = []
         try:
             with _signals(loop, self._interrupt):
                 for source in self._sources:
                     self._say(await source.start(feed))
+                feed.start()
                 tasks = [asyncio.create_task(source.run()) for source in self._sources]
                 await self._until_end(tasks)
                 await _ended(tasks)
