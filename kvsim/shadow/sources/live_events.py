@@ -15,7 +15,7 @@ WAIT_S = 0.002
 
 
 class LiveEvents(Source):
-    """Subscribes to the events of one engine. What comes too fast waits in ZMQ's queue; when that is full, it is missed and said."""
+    """Subscribes to the events of one engine. What comes too fast waits in ZMQ's queue; what that has no room for is missed."""
 
     def __init__(self, address: str, replay: str | None, topic: str, ranks: int) -> None:
         self.address = address
