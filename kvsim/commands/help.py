@@ -16,7 +16,7 @@ MORE = (
     "kvsim help NAME describes a group (eviction), a choice (eviction=slru), a setting (tiers.gpu.capacity), or what a file of "
     "results has (result.json, requests.csv.gz, ttft_s)."
 )
-WITH_HELP = ("simulate", "replay", "saturate", "curve", "validate", "calibrate")
+WITH_HELP = ("simulate", "replay", "saturate", "curve", "validate", "calibrate", "serve")
 """Commands that take a configuration."""
 
 

@@ -62,6 +62,8 @@ class Tier:
         """Bytes per slot if slots hold something other than pages of KV; otherwise None."""
         self.unit_pages = 1
         """Pages of the GPU that this tier stores as one larger page, where an engine's rules support it."""
+        self.told_unit = 1
+        """Pages of which ``watches`` are told the last one only, since they are stored as one."""
         self.evictable_pages = 0
         """Pages of ready, unpinned copies: all of them can be evicted, leaves first."""
         self.leaving_pages = 0

@@ -7,7 +7,7 @@ from math import inf
 from kvsim.core.request import Request
 from kvsim.emulation.live_cluster import LiveCluster
 from kvsim.emulation.live_pages import LivePages
-from kvsim.emulation.served import Served, ServedWatch
+from kvsim.emulation.served import NO_EXTRAS, Extras, Served, ServedWatch
 from kvsim.emulation.token_watch import TokenWatch
 from kvsim.engine.outcome import tier_names
 from kvsim.errors import UsageError
@@ -67,15 +67,21 @@ class Emulator:
     # --- requests ------------------------------------------------------------------------------------------------------------
 
     def submit(
-        self, tokens: Sequence[int], output_tokens: int, *, most_tokens: int | None = None, is_streamed: bool = False
+        self,
+        tokens: Sequence[int],
+        output_tokens: int,
+        *,
+        most_tokens: int | None = None,
+        is_streamed: bool = False,
+        extras: Extras = NO_EXTRAS,
     ) -> Served:
         """Take a request that arrives now, whose answer has ``output_tokens`` of the ``most_tokens`` that it may have, by default
         all. Raises ValueError for tokens that are none."""
         self.catch_up()
         number, size, words = self.arrived, self.plan.page_tokens, self.vocabulary
         answer = [words[(number * 7919 + at * 104_729) % len(words)] for at in range(output_tokens)]
-        keys = self._hasher.keys([*tokens, *answer[:-1]])
-        path = self.pages.lookup(keys)
+        known = [*tokens, *answer[:-1]]
+        path = self.pages.lookup(self._hasher.keys(known, tenant=extras.salt))
         runs, after = split_extents(path, len(tokens) // size)
         request = Request(
             index=number,
@@ -87,8 +93,10 @@ class Emulator:
             output_runs=after,
         )
         most = output_tokens if most_tokens is None else most_tokens
-        served = self.served[number] = Served(request, answer, most, is_streamed)
+        served = self.served[number] = Served(request, answer, most, is_streamed, extras)
         self.arrived += 1
+        for watch in self.watches:
+            watch.comes(served, known)
         self.cluster.arrive(request)
         for watch in self.watches:
             watch.arrived(served)

@@ -110,6 +110,9 @@ class HttpServer:
         self._server: asyncio.Server | None = None
         self.answering = 0
         """Requests that are being answered."""
+        self.port = 0
+        """The one that it listens on."""
+        self._is_closing = False
 
     async def start(self, host: str, port: int) -> int:
         """Begin to listen. Returns the port, a free one for port 0. Raises OSError."""
@@ -119,10 +122,12 @@ class HttpServer:
             return asyncio.StreamReaderProtocol(ClientReader(loop), self._accept, loop=loop)
 
         self._server = await loop.create_server(connection, host, port, backlog=4096)
-        return int(self._server.sockets[0].getsockname()[1])
+        self.port = int(self._server.sockets[0].getsockname()[1])
+        return self.port
 
     def stop_listening(self) -> None:
-        """Take no further connections, and let the open ones end with the request that is being answered."""
+        """Take no further requests; those that are being answered go on."""
+        self._is_closing = True
         if self._server is not None:
             self._server.close()
 
@@ -145,6 +150,9 @@ class HttpServer:
         assert isinstance(reader, ClientReader)
         try:
             while (request := await _read(reader, writer)) is not None:
+                if self._is_closing:
+                    await Reply(writer).whole(503, error_of(503, "the server is shutting down"))
+                    break
                 if not await self._answered(request, Reply(writer), reader.gone):
                     break
                 if request.headers.get("connection", "").lower() == "close":

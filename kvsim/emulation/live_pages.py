@@ -1,6 +1,6 @@
 """The page ids of prompts that keep coming: what nobody can find any more is forgotten."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 
 from kvsim.cluster.held_pages import HeldPages
 from kvsim.core.tier import Tier
@@ -29,6 +29,8 @@ class LivePages(PageIndex):
         self._asked: set[Extent] = set()
         """Pages that have been asked for since pages were last forgotten."""
         self._limit = LEAST_PAGES
+        self.on_forget: list[Callable[[Set[int]], None]] = []
+        """Are called with the pages that are still known when others have been forgotten."""
 
     @property
     def known(self) -> int:
@@ -67,5 +69,7 @@ class LivePages(PageIndex):
                 kept.add(self._parents.get(page, page - 1))
         self._ids = {key: page for key, page in self._ids.items() if page in kept}
         self._parents = {page: before for page, before in self._parents.items() if page in kept}
+        for tell in self.on_forget:
+            tell(kept)
         self._asked.clear()
         self._limit = max(LEAST_PAGES, 2 * len(self._ids))

@@ -1,10 +1,26 @@
 """A request on an emulated server, and who may be told what becomes of it."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import nan
+from typing import NamedTuple
 
 from kvsim.core.request import Request
+
+
+class Extras(NamedTuple):
+    """What a client says of a request besides its prompt and the length of its answer."""
+
+    salt: str | None = None
+    """Its prompt has pages in common only with those of the same salt: ``cache_salt``."""
+    session: str | None = None
+    """What it belongs to: ``session_id``."""
+    reports_hits: bool = False
+    """Whether its hits are told as KV events: vLLM's ``kv_cache_report_mode`` is full."""
+
+
+NO_EXTRAS = Extras()
 
 
 @dataclass(eq=False)
@@ -18,6 +34,7 @@ class Served:
     """The tokens that it may have."""
     is_streamed: bool = False
     """Whether its client gets them one by one."""
+    extras: Extras = NO_EXTRAS
     generated: int = 0
     """How many of them have been generated."""
     is_ended: bool = False
@@ -49,6 +66,9 @@ class Served:
 
 class ServedWatch:
     """Is told what becomes of requests, once it has happened, and changes nothing. Override what is to be known."""
+
+    def comes(self, served: Served, tokens: Sequence[int]) -> None:
+        """A request is about to arrive; ``tokens`` are those of its prompt and of its answer but the last."""
 
     def arrived(self, served: Served) -> None:
         """A request has arrived."""

@@ -240,6 +240,8 @@ class Engine(Watch):
             for job, _ in work.prefilling:
                 job.times.load_s += work.stalled_s
         self.schedule.ended(step, done if work.decode_requests else 0)
+        for watch in self.watches:
+            watch.worked(work)
         if self.reports:
             self.frontend.stepped(self.number)
 

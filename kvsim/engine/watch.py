@@ -19,6 +19,9 @@ class EngineWatch(Watch):
     def computes(self, work: "Work", done: Event) -> None:
         """A step, or a leap of several, has begun; ``done`` happens at its end, with the number of decode steps done."""
 
+    def worked(self, work: "Work") -> None:
+        """A step, or a leap of several, has ended, and what it has done has taken effect in the cache."""
+
     def sends(self, send: "Send", done: Event) -> None:
         """A computed prompt leaves for another engine; ``done`` happens when it has landed."""
 

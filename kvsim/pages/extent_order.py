@@ -244,12 +244,18 @@ class ExtentOrder:
             break
         return extents
 
-    def move_oldest(self, pages: int, other: "ExtentOrder", *, keep: Iterable[Extent] = ()) -> None:
-        """Move the ``pages`` oldest pages (all if fewer), except those in ``keep``, to the recent end of another order."""
+    def move_oldest(self, pages: int, other: "ExtentOrder", *, keep: Iterable[Extent] = ()) -> list[Extent]:
+        """Move the ``pages`` oldest pages (all if fewer), except those in ``keep``, to the recent end of another order.
+
+        Returns them.
+        """
         kept = {segment for start, length in keep for segment in self._cut_out(start, length)} if pages > 0 else set()
+        moved: list[Extent] = []
         for segment in self._take_oldest(pages, kept):
             extent = segment.start, segment.stop - segment.start
             other.append((extent,), tail_first=segment.tail_first, value=segment.value)
+            moved.append(extent)
+        return moved
 
     def _take_oldest(self, pages: int, kept: Collection[_Segment] = ()) -> Iterator[_Segment]:
         segment = self._end.newer

@@ -128,3 +128,10 @@ def unnamed(names: Extent, share: int) -> list[int]:
 
 def _name(page: int, share: int) -> int:
     return page % share * CLASS + page // share
+
+
+def pages_named(names: Iterable[Extent], share: int) -> tuple[Extent, ...]:
+    """Return the pages that ``every_last`` has given these names, for the same ``share``."""
+    if share == 1:
+        return tuple(names)
+    return tuple([((start + at) % CLASS * share + start // CLASS, 1) for start, pages in names for at in range(pages)])

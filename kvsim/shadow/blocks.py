@@ -49,6 +49,17 @@ def new_block(keys: ChainKeys, parent: Block | None, text: bytes, event: BlockSt
     return Block(keys.after(root, text), None, is_rooted=True, generation=generation)
 
 
+def contradicts(block: Block, before: Block | None) -> bool:
+    """Whether a known block follows another one than ``before``, whose path is known from the beginning of its prompt on.
+
+    What was told of it earlier was less, or nonsense. If the path of ``before`` is not known, the block's own is better.
+    """
+    known = block.parent
+    if known is before or before is not None and not before.is_rooted:
+        return False
+    return known is None or before is None or known.key != before.key
+
+
 def unknown_block(keys: ChainKeys, hash_: BlockHash, generation: int) -> Block:
     """Make a block of which only the engine's hash is known, so that what follows it is the same path whenever it is told."""
     key = keys.after(keys.root(), b"unknown" + msgpack.encode(hash_))

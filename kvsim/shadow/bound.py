@@ -1,12 +1,13 @@
 """Keeps what a shadow remembers within its memory."""
 
+import gc
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from kvsim.core.request import Request
 from kvsim.plans.plan import Plan
+from kvsim.shadow.engine import LiveEngine
 from kvsim.shadow.ghost import Ghost
-from kvsim.shadow.mirror import EngineTree
 from kvsim.shadow.prompts import Prompts
 
 PAGE_BYTES = 170
@@ -19,8 +20,10 @@ RECENT_BYTES = 300
 """The path of a request, as long as it is kept only because it was recent."""
 BLOCK_BYTES = 480
 """A block of an engine: its hash, its key, its places."""
-TREES_SHARE = 0.5
-"""The share of the memory that engines' trees may take."""
+OPEN_BYTES = 200
+"""A block of a request that may go on: it may have left the engine's tree."""
+ENGINES_SHARE = 0.5
+"""The share of the memory that engines' trees and requests may take."""
 SESSION_BYTES = 130
 """A session whose turns are counted."""
 SESSIONS_SHARE = 16
@@ -52,7 +55,7 @@ class Bound:
 
     def __init__(self, most_bytes: int, ghosts: Sequence[Ghost], prompts: Sequence[Prompts]) -> None:
         self.most_bytes = most_bytes
-        self._trees: dict[EngineTree, None] = {}
+        self._engines: dict[LiveEngine, None] = {}
         self._ghosts = ghosts
         self._prompts = prompts
         self._held_bytes = 0
@@ -76,7 +79,7 @@ class Bound:
                 f"memory is too small for these ghosts, so that caches were emptied: {', '.join(emptied)}; give it more, or "
                 "smaller tiers to the ghosts"
             )
-        forgotten = sum(tree.forgotten for tree in self._trees)
+        forgotten = sum(engine.tree.forgotten for engine in self._engines)
         if forgotten:
             found.append(f"memory is too small for the engines' trees: {forgotten:,} of their blocks were forgotten")
         return found
@@ -88,20 +91,27 @@ class Bound:
             extents += len(request.runs) + len(request.output_runs or ()) + 2
         self._new_extents += extents * len(self._ghosts)
         if self.bytes > self.most_bytes:
-            self.make_room()
+            self._count()
+            if self.bytes > FULL * self.most_bytes:
+                self.make_room()
 
-    def stored(self, tree: EngineTree) -> None:
-        """Take note that an engine has told of its blocks; make room if these are too many."""
-        self._trees[tree] = None
-        if BLOCK_BYTES * sum(each.blocks for each in self._trees) > TREES_SHARE * self.most_bytes:
-            largest = max(self._trees, key=lambda each: each.blocks)
-            largest.forget_oldest(1 + largest.blocks // 4)
+    def told(self, engine: LiveEngine) -> None:
+        """Take note of an engine's events; make room if the trees, and the requests that may go on, are too much."""
+        self._engines[engine] = None
+        while self._engines_bytes() > ENGINES_SHARE * self.most_bytes:
+            largest = max(self._engines, key=_bytes_of)
+            if OPEN_BYTES * largest.requests.open_blocks > BLOCK_BYTES * largest.tree.blocks:
+                largest.requests.hand_on_oldest()
+            else:
+                largest.tree.forget_oldest(1 + largest.tree.blocks // 4)
+
+    def _engines_bytes(self) -> int:
+        return sum(map(_bytes_of, self._engines))
 
     @property
     def bytes(self) -> int:
         """An upper estimate of what is taken now."""
-        blocks = sum(tree.blocks for tree in self._trees)
-        return self._held_bytes + HELD_BYTES * self._new_extents + self._index_bytes() + BLOCK_BYTES * blocks
+        return self._held_bytes + HELD_BYTES * self._new_extents + self._index_bytes() + self._engines_bytes()
 
     def check(self) -> None:
         """Recount what ghosts hold. Raises AssertionError if it is more than was assumed, or a page of theirs was forgotten."""
@@ -152,4 +162,9 @@ class Bound:
             return False
         at, engine = max(held, key=lambda place: held[place])
         self._ghosts[at].empty(engine)
+        gc.collect()  # nodes know their parents and these their children
         return True
+
+
+def _bytes_of(engine: LiveEngine) -> int:
+    return BLOCK_BYTES * engine.tree.blocks + OPEN_BYTES * engine.requests.open_blocks

@@ -48,10 +48,8 @@ class OpenRequest:
         "tail",
     )  # fmt: skip
 
-    def __init__(
-        self, prompt: list[bytes], cached: int | None, tail: Block, session: str | None, at_s: float, batch: int
-    ) -> None:
-        self.prompt = prompt
+    def __init__(self, cached: int | None, tail: Block, session: str | None, at_s: float, batch: int) -> None:
+        self.prompt = tail.path()
         """Keys of its prompt's blocks so far."""
         self.answer: list[bytes] = []
         self.cached = cached
@@ -85,6 +83,8 @@ class RequestsFromEvents:
         """Those that may go on, the one that was told of longest ago first; some are there more than once."""
         self._batch = 0
         self._after_reset = False
+        self.open_blocks = 0
+        """Blocks of the requests that were not handed on."""
         self.rootless = 0
         """Events whose blocks follow nothing that is known, so that no request could be made of them."""
         self.cut = 0
@@ -107,23 +107,23 @@ class RequestsFromEvents:
         """Take blocks that were stored on the GPU; ``is_known``: whether all is known that the engine has."""
         if not told.blocks:
             return
-        if not told.blocks[-1].is_rooted:
+        tail = told.blocks[-1]
+        if not tail.is_rooted:
             self.rootless += 1
             return
-        keys = [block.key for block in told.blocks]
+        new = len(told.blocks)
         if told.is_report:
             if not self._is_repeated(event, told, at_s):
-                self._begin(keys, len(keys), event, told, at_s)
+                self._begin(new, event, told, at_s)
             return
         if told.parent is not None:
             for request in reversed(self._by_tail.get(told.parent, ())):
                 if self._goes_on(request, event, at_s):
-                    self._go_on(request, keys, told, at_s)
+                    self._go_on(request, [block.key for block in told.blocks], told, at_s)
                     return
-        path = [] if told.parent is None else told.parent.path()
-        cached = len(path) + told.known_below if told.parent is not None or is_known else None
-        request = self._begin(path + keys, cached, event, told, at_s)
-        request.events, request.is_exact = 1, told.known == len(keys)
+        is_certain = told.parent is not None or is_known
+        request = self._begin(tail.depth - new + told.known_below if is_certain else None, event, told, at_s)
+        request.events, request.is_exact = 1, told.known == new
 
     def _is_repeated(self, event: BlockStored, told: Told, at_s: float) -> bool:
         """Whether a request has reported the same just before, and still waits for its turn."""
@@ -133,8 +133,10 @@ class RequestsFromEvents:
                 return True
         return False
 
-    def _begin(self, prompt: list[bytes], cached: int | None, event: BlockStored, told: Told, at_s: float) -> OpenRequest:
-        request = OpenRequest(prompt, cached, told.blocks[-1], event.session_id, at_s, self._batch)
+    def _begin(self, cached: int | None, event: BlockStored, told: Told, at_s: float) -> OpenRequest:
+        """Begin a request that has hit ``cached`` blocks; its path so far ends with the event's last block."""
+        request = OpenRequest(cached, told.blocks[-1], event.session_id, at_s, self._batch)
+        self.open_blocks += len(request.prompt)
         self._by_tail.setdefault(request.tail, []).append(request)
         self._open.append(request)
         self._recent.append(request)
@@ -155,6 +157,7 @@ class RequestsFromEvents:
 
     def _go_on(self, request: OpenRequest, keys: list[bytes], told: Told, at_s: float) -> None:
         """Let a request have more blocks: of its prompt, or of its answer."""
+        self.open_blocks += 0 if request.is_given else len(keys)
         if request.is_given:
             self.cut += len(keys)
         elif request.answer or request.is_exact or request.events and len(keys) == 1:
@@ -194,6 +197,11 @@ class RequestsFromEvents:
         while self._open:
             self._hand_on_first()
 
+    def hand_on_oldest(self) -> None:
+        """Hand on the older half of the requests, ended or not, because memory is short."""
+        for _ in range(-(-len(self._open) // 2)):
+            self._hand_on_first()
+
     def _close(self, request: OpenRequest) -> None:
         """Expect nothing more of a request."""
         if not request.is_closed:
@@ -203,6 +211,7 @@ class RequestsFromEvents:
     def _hand_on_first(self) -> None:
         request, size = self._open.popleft(), self._page_tokens
         request.is_given = True
+        self.open_blocks -= len(request.prompt) + len(request.answer)
         prompt, answer, cached = request.prompt, request.answer, request.cached
         after_reset, self._after_reset = self._after_reset, False
         self._give(

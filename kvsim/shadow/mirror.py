@@ -5,7 +5,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from kvsim.kv_events.messages import GPU, AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, tier_of
-from kvsim.shadow.blocks import Block, new_block, page_texts, unknown_block
+from kvsim.shadow.blocks import Block, contradicts, new_block, page_texts, unknown_block
 from kvsim.shadow.live import ChainKeys
 
 Place = tuple[int, str]
@@ -72,11 +72,11 @@ class EngineTree:
         before = parent
         for hash_, text in zip(hashes, page_texts(event), strict=True):
             block = blocks.get(hash_)
-            if block is None:
-                block = blocks[hash_] = new_block(self._keys, before, text, event, self._generation)
-            elif block.generation < self._generation:
+            if block is not None and block.generation < self._generation:
                 block.generation = self._generation
                 self._stale -= 1
+            if block is None or contradicts(block, before):
+                block = blocks[hash_] = new_block(self._keys, before, text, event, self._generation)
             here[hash_] = here.get(hash_, 0) + 1 if adds_copies else 1
             told.blocks.append(block)
             before = block

@@ -82,7 +82,7 @@ class Shadow:
             return
         self.events += len(batch.events)
         live.take(batch)
-        self._bound.stored(live.tree)
+        self._bound.told(live)
 
     def lost(self, engine: str, batches: int, rank: int | None = None) -> None:
         """Take note that events were lost before the next one: of all ranks, or of one."""

@@ -89,8 +89,8 @@ class OffloadOrder(metaclass=ABCMeta):
         """Record that a request wants to store chunks; whether they find room is not known yet."""
 
     @abstractmethod
-    def evict(self, pages: int, keep: list[Extent]) -> None:
-        """Evict exactly ``pages`` chunks, none of ``keep``; the caller has checked that they exist.
+    def evict(self, pages: int, keep: list[Extent]) -> list[Extent]:
+        """Evict exactly ``pages`` chunks, none of ``keep``; the caller has checked that they exist. Returns them.
 
         ``keep`` is in the order of the chunks' ids, each once, as ``union`` returns it.
         """
@@ -157,7 +157,8 @@ class LruOffload(OffloadOrder):
                 if here:
                     self._put(part, place + part[0] - run[0], self._drawn)
 
-    def evict(self, pages: int, keep: list[Extent]) -> None:
+    def evict(self, pages: int, keep: list[Extent]) -> list[Extent]:
+        evicted: list[Extent] = []
         passed: list[int] = []
         while pages > 0:
             number = self._lowest[0]
@@ -170,7 +171,9 @@ class LruOffload(OffloadOrder):
                     for piece, is_kept in parts_by(part, keep)[::-1] if other == number else ():
                         taken = 0 if is_kept else min(pages, piece[1])
                         pages -= taken
-                        self._numbers.remove(((piece[0] + piece[1] - taken, taken),) if taken else ())
+                        if taken:
+                            evicted.append((piece[0] + piece[1] - taken, taken))
+                            self._numbers.remove(evicted[-1:])
                         if taken < piece[1]:
                             left.append(((piece[0], piece[1] - taken), place + piece[0] - run[0]))
             chunks += left
@@ -182,6 +185,7 @@ class LruOffload(OffloadOrder):
                     del self._by_number[number]
         for number in passed:
             heappush(self._lowest, number)
+        return evicted
 
     def _number_of(self, use: OffloadUse) -> int:
         if not use.number:
@@ -251,15 +255,16 @@ class ArcOffload(OffloadOrder):
         self.once_ghosts.touch(wanted)
         self.again_ghosts.touch(wanted)
 
-    def evict(self, pages: int, keep: list[Extent]) -> None:
+    def evict(self, pages: int, keep: list[Extent]) -> list[Extent]:
         once, again = self.once, self.again
         surplus = max(0, once.pages - int(self.target) + 1)
         from_once = min(pages, surplus, once.pages - once.count(keep))
         from_again = min(pages - from_once, again.pages - again.count(keep))
-        once.move_oldest(pages - from_again, self.once_ghosts, keep=keep)
-        again.move_oldest(from_again, self.again_ghosts, keep=keep)
+        evicted = once.move_oldest(pages - from_again, self.once_ghosts, keep=keep)
+        evicted += again.move_oldest(from_again, self.again_ghosts, keep=keep)
         for ghosts in (self.once_ghosts, self.again_ghosts):
             ghosts.pop_oldest(ghosts.pages - self._capacity)
+        return evicted
 
     def store(self, use: OffloadUse, chunks: Placed) -> None:
         stored = [run for run, _ in chunks]

@@ -1,5 +1,7 @@
 """Requests made from what an engine stores, step by step, in streams small enough to check by hand."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -211,7 +213,10 @@ def test_no_stream_breaks_it_and_no_request_is_impossible(batches: list) -> None
             live.engine.lose(1)
         live.take(at_s, *[event for event in events if event != "gap"])
     live.end()
-    assert not live.engine.requests._open and not live.engine.requests._by_tail
+    assert not live.engine.requests._open and not live.engine.requests._by_tail and not live.engine.requests.open_blocks
+    before: dict[bytes, bytes] = {}
     for request in live.given:
+        path = (b"", *request.keys, *request.output_keys)
+        assert all(before.setdefault(key, last) == last for last, key in pairwise(path)), "keys are not chained"
         assert not problem_of(request, PAGE_TOKENS)
         assert request.cached_tokens is None or request.cached_tokens <= request.prompt_tokens

@@ -50,15 +50,23 @@ class Storage:
         new = count_pages(known) - order.count(known)
         lacking = new - pool.free
         if lacking > 0:
-            order.pop_oldest(lacking)
+            dropped = order.pop_oldest(lacking)
+            for watch in tier.watches:
+                watch.dropped(tier, tuple(dropped))
             freed, self._slots = pool.split(self._slots, lacking)
             tier.drop(freed)
         if new:
             self._slots = pool.join(self._slots, tier.store(new))
+            missing = tuple([run for run, here in order.pieces(known) if here is None]) if tier.watches else ()
             order.append(known)
+            for watch in tier.watches:
+                watch.stored(tier, missing)
 
     def clear(self) -> None:
         """Drop everything."""
+        dropped = tuple([run for run, _, _ in self._order.oldest_first()])
+        for watch in self.tier.watches:
+            watch.dropped(self.tier, dropped)
         self._order = ExtentOrder()
         self.tier.drop(self._slots)
         self._slots = self.tier.store(0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from kvsim.core.copies import Counts
 from kvsim.core.tier import Edge
 from kvsim.pages.extent_order import ExtentOrder
-from kvsim.pages.extents import Extent, count_pages, split_extents, union
+from kvsim.pages.extents import Extent, count_pages, pages_named, split_extents, union
 
 if TYPE_CHECKING:
     from kvsim.policies.eviction.offload_order import OffloadOrder, OffloadUse, Placed
@@ -62,6 +62,7 @@ class OffloadTier:
     def __init__(self, edge: Edge, counts: "OffloadCounts | OffloadingCounts", chunk_pages: int = 1) -> None:
         """``chunk_pages``: pages of the GPU in a chunk."""
         tier = edge.lower
+        tier.told_unit = chunk_pages
         self.tier = tier
         self.counts = counts
         self.chunk_pages = chunk_pages
@@ -73,6 +74,8 @@ class OffloadTier:
         """Chunks that are being written; those that are being loaded, with the number of loads."""
         self._slots = tier.store(0)
         """Slots of all stored chunks together."""
+        self._told = ExtentOrder()
+        """Chunks that the tier's watches know of, if it has any."""
 
     # --- loads -----------------------------------------------------------------------------------------------------------
 
@@ -150,7 +153,9 @@ class OffloadTier:
             if missing > order.pages - count_pages(keep):
                 self.counts.no_room_pages += chunks * self.chunk_pages
                 return False
-            order.evict(missing, keep)
+            evicted = order.evict(missing, keep)
+            if tier.watches:
+                self._tell_dropped(evicted)
             freed, self._slots = pool.split(self._slots, missing * self.chunk_pages)
             tier.drop(freed)
         self._slots = pool.join(self._slots, tier.store(chunks * self.chunk_pages))
@@ -167,6 +172,15 @@ class OffloadTier:
     def end_store(self, chunks: list[Extent]) -> None:
         """End a store: its chunks are ready."""
         self._writing.remove(chunks)
+        if self.tier.watches:
+            self._told.append(chunks)
+            for watch in self.tier.watches:
+                watch.stored(self.tier, pages_named(chunks, self.chunk_pages))
+
+    def _tell_dropped(self, chunks: list[Extent]) -> None:
+        self._told.remove(chunks)
+        for watch in self.tier.watches:
+            watch.dropped(self.tier, pages_named(chunks, self.chunk_pages))
 
     # --- the end ---------------------------------------------------------------------------------------------------------
 
@@ -176,6 +190,8 @@ class OffloadTier:
 
     def reset(self) -> None:
         """Drop every chunk. Whoever writes or loads one must have given that up."""
+        if self.tier.watches:
+            self._tell_dropped([run for run, _, _ in self._told.oldest_first()])
         self._writing, self._reading = ExtentOrder(), ExtentOrder()
         self.tier.drop(self._slots)
         self._slots = self.tier.store(0)

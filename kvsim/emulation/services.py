@@ -1,0 +1,111 @@
+"""Emulated servers side by side, each with an engine and a port of its own, until they are told to stop."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
+
+from kvsim.emulation.apis.base import Api, ApiSettings
+from kvsim.emulation.apis.table import APIS
+from kvsim.emulation.emulator import Emulator
+from kvsim.emulation.http_server import HttpServer
+from kvsim.emulation.lengths import AnswerLengths
+from kvsim.emulation.serve import running
+from kvsim.emulation.settings import LAST_PORT, ServeSettings
+from kvsim.emulation.text import Texts
+from kvsim.errors import UsageError
+from kvsim.plans.plan import Plan
+
+LOOK_S = 0.02
+"""How often it is looked whether requests under way have ended, once no more are taken."""
+
+
+class Stop:
+    """Set by a signal; a second one ends the wait for requests under way."""
+
+    def __init__(self) -> None:
+        self.signals: list[signal.Signals] = []
+        self.first, self.second = asyncio.Event(), asyncio.Event()
+
+    def receive(self, number: signal.Signals) -> None:
+        """Take note of a signal."""
+        self.signals.append(number)
+        (self.second if self.first.is_set() else self.first).set()
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Receive SIGTERM and SIGINT during the block."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.receive, number)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+
+def build_apis(plan: Plan, engines: int, api: str, settings: ServeSettings) -> list[Api]:
+    """Return the interfaces of so many engines, each of which is the plan's. Raises UsageError."""
+    texts = None if settings.tokenizer is None else Texts(settings.tokenizer)
+    name = settings.model or plan.choices.get("model") or "model"
+    built = []
+    for number in range(engines):
+        lengths = AnswerLengths(settings.output_tokens, settings.output_spread, plan.seed + number)
+        own = ApiSettings(model=name, longest_tokens=settings.longest_tokens, texts=texts, lengths=lengths)
+        built.append(APIS[api](Emulator(replace(plan, seed=plan.seed + number), settings.speed), own))
+    return built
+
+
+async def serve(apis: Sequence[Api], settings: ServeSettings, ready: Callable[[Api, str], None], stop: Stop) -> str:
+    """Serve until a signal comes; ``ready`` is told the address of each interface once all are there.
+
+    Returns what has become of the requests under way. Raises UsageError if a port cannot be had.
+    """
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(_listening(api, settings, number)) for number, api in enumerate(apis)]
+        for api, server in zip(apis, servers, strict=True):
+            ready(api, f"http://{_in_url(settings.host)}:{server.port}")
+        with stop.listening():
+            await stop.first.wait()
+            for server in servers:
+                server.stop_listening()
+            under_way = sum(api.emulator.unfinished for api in apis)
+            await _ended(servers, settings.drain_s, stop)
+        cut = sum(api.emulator.unfinished for api in apis)
+    if not under_way:
+        return "no request was under way"
+    return f"{under_way} requests were under way: {under_way - cut} have ended, {cut} were cut"
+
+
+async def _ended(servers: Sequence[HttpServer], most_s: float, stop: Stop) -> None:
+    """Wait until nothing is being answered, for ``most_s`` seconds or until a second signal comes."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + most_s
+    while any(server.answering for server in servers) and loop.time() < until_s and not stop.second.is_set():
+        await asyncio.sleep(LOOK_S)
+
+
+@asynccontextmanager
+async def _listening(api: Api, settings: ServeSettings, number: int) -> AsyncIterator[HttpServer]:
+    server = HttpServer(api.answer)
+    port = settings.port + number if settings.port else 0
+    try:
+        if port > LAST_PORT:
+            raise UsageError(f"serve.port: engine {number} would have the port {port}, and {LAST_PORT} is the last: set a lower one")
+        async with running(api.emulator, server):
+            try:
+                await server.start(settings.host, port)
+            except OSError as error:
+                problem = (error.strerror or str(error)).lower()
+                raise UsageError(
+                    f"serve.port: {settings.host}:{port} cannot be had, {problem}: choose another with serve.port=PORT"
+                ) from None
+            yield server
+    except* UsageError as group:
+        raise group.exceptions[0] from None
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
