@@ -185,7 +185,10 @@ class RunningRequests:
         """Give decoding requests their pages, oldest first, until one finds no room; then retract the youngest."""
         due.sort(key=lambda need: need[0].place)
         while due:
-            _, lease, pages = due[0]
+            job, lease, pages = due[0]
+            if job.lease is not lease:  # aborted while another one waited for its pages
+                due.pop(0)
+                continue
             growth = self.cache.grow([(lease, pages)], self.env.now)
             if not growth.has_room:
                 break
@@ -207,7 +210,7 @@ class RunningRequests:
             self.mover.submit(growth.transfers)
         has_all = True
         for job, lease, _ in due:
-            while lease.reserved_pages:
+            while job.lease is lease and lease.reserved_pages:
                 claim = self.cache.claim(lease, self.env.now)
                 if claim.is_lost:
                     self._give_up(job)
