@@ -23,7 +23,7 @@ def sources_of(settings: SourceSettings, prompts: Prompts, salt: Salt, page_toke
                 settings.listen,
                 prompts,
                 patience_s=settings.patience_s,
-                grace_s=settings.grace_s,
+                drain_s=settings.drain_s,
             )
         )
     recorded = set(map(str, settings.recorded))

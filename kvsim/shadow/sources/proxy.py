@@ -43,12 +43,12 @@ class Proxy(Source):
 
     carries_clients = True
 
-    def __init__(self, url: str, host: str, port: int, prompts: Prompts, *, patience_s: float, grace_s: float) -> None:
+    def __init__(self, url: str, host: str, port: int, prompts: Prompts, *, patience_s: float, drain_s: float) -> None:
         self.url = url.rstrip("/")
         self.host, self.port = host, port
         self._prompts = prompts
         self._order = InOrder(patience_s)
-        self._grace_s = grace_s
+        self._drain_s = drain_s
         self._active = 0
         self._was_reset = False
         """Whether the server's cache has been emptied since the last request that was handed over."""
@@ -98,7 +98,7 @@ class Proxy(Source):
         if self._active:
             self._is_quiet.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_quiet.wait(), self._grace_s)
+                await asyncio.wait_for(self._is_quiet.wait(), self._drain_s)
         if self._runner is not None:
             await self._runner.cleanup()
         if self._session is not None:

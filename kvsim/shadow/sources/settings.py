@@ -35,7 +35,7 @@ class SourceSettings:
     """Folder of the model's tokenizer. None: pages are cut from the bytes of a text."""
     patience_s: float = 30.0
     """The proxy's requests are served by ghosts in order of arrival: longest time to wait for an earlier one's answer."""
-    grace_s: float = 10.0
+    drain_s: float = 10.0
     """After Ctrl+C or SIGTERM: longest time to wait for answers on their way through the proxy."""
     requests: int | None = None
     """Stop after this many requests."""
@@ -53,7 +53,7 @@ class SourceSettings:
     def __post_init__(self) -> None:
         check_settings(self, PORTS, "listen", "metrics_port", or_null=True)
         check_settings(self, Whole(1, 1024), "ranks")
-        check_settings(self, Real(least=0, most=MOST_SECONDS), "patience_s", "grace_s")
+        check_settings(self, Real(least=0, most=MOST_SECONDS), "patience_s", "drain_s")
         check_settings(self, Real(least=0.1, most=3600), "every_s", hint="it is in seconds")
         check_settings(self, Whole(1), "requests", or_null=True, hint="null goes on until it is stopped")
         self._check_sources()

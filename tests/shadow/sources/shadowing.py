@@ -102,9 +102,9 @@ def shadowing(
         raise running.error
 
 
-def proxy(url: str, *, patience_s: float = 30.0, grace_s: float = 10.0) -> Callable[[Prompts], Source]:
+def proxy(url: str, *, patience_s: float = 30.0, drain_s: float = 10.0) -> Callable[[Prompts], Source]:
     """Return what makes a proxy in front of a server."""
-    return lambda prompts: Proxy(url, "127.0.0.1", 0, prompts, patience_s=patience_s, grace_s=grace_s)
+    return lambda prompts: Proxy(url, "127.0.0.1", 0, prompts, patience_s=patience_s, drain_s=drain_s)
 
 
 Script = Callable[[socket.socket], None]

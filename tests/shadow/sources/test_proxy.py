@@ -235,7 +235,7 @@ def test_a_client_that_does_not_read_holds_the_server_back() -> None:
             connection.sendall(part)
             sent[0] += 65536
 
-    with scripted(script) as server, shadowing(proxy(server, grace_s=0.0)) as shadow:
+    with scripted(script) as server, shadowing(proxy(server, drain_s=0.0)) as shadow:
         parts = urlsplit(shadow.url)
         with socket.create_connection((parts.hostname, parts.port)) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
@@ -262,7 +262,7 @@ def test_answers_under_way_may_end_when_it_stops(is_hurried: bool) -> None:
         else:
             connection.recv(1)
 
-    with scripted(script) as server, shadowing(proxy(server, grace_s=0.0 if is_hurried else 10.0)) as shadow:
+    with scripted(script) as server, shadowing(proxy(server, drain_s=0.0 if is_hurried else 10.0)) as shadow:
         with httpx.stream("POST", shadow.url + "/v1/completions", json=ASKED, timeout=20) as answer:
             parts = answer.iter_raw()
             next(parts)
