@@ -11,7 +11,7 @@ from kvsim.errors import UsageError
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from kvsim.emulation.apis.base import Api
+    from kvsim.emulation.services import Ready
     from kvsim.plans.plan import Plan
     from kvsim.settings.configuration import Asked
 
@@ -39,7 +39,7 @@ def start(asked: "Asked") -> None:
 
     async def served() -> tuple[str, signal.Signals]:
         stop = Stop()
-        outcome = await serve(apis, settings, lambda one, address: print(line_of(one, address, api), flush=True), stop)
+        outcome = await serve(apis, settings, lambda ready: print(line_of(ready), flush=True), stop)
         return outcome, stop.signals[0]
 
     outcome, received = asyncio.run(served())
@@ -67,7 +67,9 @@ def check_apart(plan: "Plan") -> None:
     """Raise UsageError for engines that share a tier below their GPUs: served ones are independent of each other."""
     shared = [f"tiers.{tier.name}" for tier in plan.tiers if tier.scope == "cluster"]
     if shared:
-        raise UsageError(f"{shared[0]}: all hosts share it, but served engines are independent: leave it out, or set cluster.engines=1")
+        raise UsageError(
+            f"{shared[0]}: all hosts share it, but served engines are independent: leave it out, or set cluster.engines=1"
+        )
     if plan.cluster.per_host > 1:
         raise UsageError(
             f"cluster.engines: {plan.cluster.per_host} engines of a host share what it has below their GPUs, but served engines are "
@@ -75,12 +77,15 @@ def check_apart(plan: "Plan") -> None:
         )
 
 
-def line_of(api: "Api", address: str, name: str) -> str:
-    """Return the line that tells of a server that is ready."""
-    plan = api.emulator.plan
+def line_of(ready: "Ready") -> str:
+    """Return the line that tells of a server that is up."""
+    api, plan = ready.api, ready.api.emulator.plan
     tiers = ", ".join(f"{tier.name} {_pages(tier.capacity_pages)}" for tier in plan.tiers)
-    speed = "" if api.emulator.speed == 1 else f", {api.emulator.speed:g} times as fast as real time"
-    return f"{address}: {api.settings.model}, {name}'s interface; {tiers} of {plan.page_tokens} tokens{speed}"
+    speed = "" if api.emulator.speed == 1 else f"; {api.emulator.speed:g} times as fast as real time"
+    events = "" if ready.events is None else f"; events at {ready.events}"
+    replay = "" if ready.replay is None else f", replays at {ready.replay}"
+    what = f"{api.settings.model} behind {api.engine}'s interface; {tiers} of {plan.page_tokens} tokens"
+    return f"{ready.address}: {what}{speed}{events}{replay}"
 
 
 def _pages(capacity: int | None) -> str:

@@ -1,6 +1,7 @@
 """``kvsim shadow``: watches live engines, and tells what other caches would find in the same requests."""
 
 import shlex
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -112,14 +113,16 @@ def watch(watching: Watching) -> None:
         table.say(f"shows {page}")
         table.start()
         try:
-            interrupt = play(sources, feed, table.say)
+            received = play(sources, feed, table.say)
         finally:
             if feed.has_begun:
                 outputs.end()
             else:
                 table.close()
-    if interrupt is not None:
-        raise interrupt
+    if received == signal.SIGINT:
+        raise KeyboardInterrupt
+    if received is not None:
+        table.say(f"stopped by {received.name}")
     if feed.lost_lines:
         raise WrongResult(f"shadow.record: {feed.lost_lines:,} requests are missing from {asked.record}: {feed.first['record']}")
 

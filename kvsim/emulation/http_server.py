@@ -9,7 +9,14 @@ import msgspec
 
 LONGEST_HEAD_BYTES = 1 << 16
 LONGEST_BODY_BYTES = 1 << 28
-REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 413: "Content Too Large", 503: "Service Unavailable"}
+REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    413: "Content Too Large",
+    503: "Service Unavailable",
+}
 JSON, TEXT = "application/json", "text/plain; charset=utf-8"
 
 
@@ -35,15 +42,18 @@ class BadRequest(Exception):
 class Reply:
     """The answer to a request: as a whole, or event by event."""
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, writer: asyncio.StreamWriter, *, has_body: bool = True) -> None:
+        """Without a body, as HEAD wants it, only ``whole`` answers."""
         self._writer = writer
+        self._has_body = has_body
         self.has_begun = False
 
     async def whole(self, status: int, content: object = b"", kind: str = JSON) -> None:
         """Answer with bytes, text or, as JSON, anything else."""
         body = content if isinstance(content, bytes) else content.encode() if isinstance(content, str) else encoded(content)
         await self._begin(status, kind, f"Content-Length: {len(body)}")
-        await self._send(body)
+        if self._has_body:
+            await self._send(body)
 
     async def event(self, content: object) -> None:
         """Send an event of a stream: text as it is, anything else as JSON. The first one begins the answer."""
@@ -153,7 +163,8 @@ class HttpServer:
                 if self._is_closing:
                     await Reply(writer).whole(503, error_of(503, "the server is shutting down"))
                     break
-                if not await self._answered(request, Reply(writer), reader.gone):
+                reply = Reply(writer, has_body=request.method != "HEAD")
+                if not await self._answered(request, reply, reader.gone):
                     break
                 if request.headers.get("connection", "").lower() == "close":
                     break

@@ -33,11 +33,6 @@ class LivePages(PageIndex):
         """Are called with the pages that are still known when others have been forgotten."""
 
     @property
-    def known(self) -> int:
-        """The number of pages whose ids are known."""
-        return len(self._ids)
-
-    @property
     def is_full(self) -> bool:
         """Whether it is time for ``forget``."""
         return len(self._ids) > self._limit or len(self._asked) > self._limit

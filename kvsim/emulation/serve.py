@@ -10,7 +10,10 @@ from kvsim.emulation.http_server import Handler, HttpServer
 
 @asynccontextmanager
 async def running(emulator: Emulator, server: HttpServer) -> AsyncIterator[None]:
-    """Let an emulator's time pass while the block runs, and close its server after that. An error of the emulator ends the block."""
+    """Let an emulator's time pass while the block runs, and close its server after that.
+
+    An error of the emulator ends the block.
+    """
     try:
         async with asyncio.TaskGroup() as group:
             clock = group.create_task(emulator.run())

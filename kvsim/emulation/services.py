@@ -2,19 +2,26 @@
 
 import asyncio
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
+from typing import NamedTuple
 
 from kvsim.emulation.apis.base import Api, ApiSettings
 from kvsim.emulation.apis.table import APIS
 from kvsim.emulation.emulator import Emulator
+from kvsim.emulation.events import EventFeed
 from kvsim.emulation.http_server import HttpServer
 from kvsim.emulation.lengths import AnswerLengths
 from kvsim.emulation.serve import running
 from kvsim.emulation.settings import LAST_PORT, ServeSettings
+from kvsim.emulation.tellers import TELLERS
 from kvsim.emulation.text import Texts
 from kvsim.errors import UsageError
+from kvsim.kv_events.dialects import dialect_named
+from kvsim.kv_events.publisher import Publisher
+from kvsim.kv_events.wire import endpoint_of
 from kvsim.plans.plan import Plan
 
 LOOK_S = 0.02
@@ -58,15 +65,26 @@ def build_apis(plan: Plan, engines: int, api: str, settings: ServeSettings) -> l
     return built
 
 
-async def serve(apis: Sequence[Api], settings: ServeSettings, ready: Callable[[Api, str], None], stop: Stop) -> str:
-    """Serve until a signal comes; ``ready`` is told the address of each interface once all are there.
+class Ready(NamedTuple):
+    """A server that is up."""
+
+    api: Api
+    address: str
+    events: str | None
+    """Where its events are."""
+    replay: str | None
+
+
+async def serve(apis: Sequence[Api], settings: ServeSettings, ready: Callable[[Ready], None], stop: Stop) -> str:
+    """Serve until a signal comes; ``ready`` is told of each server once all are there.
 
     Returns what has become of the requests under way. Raises UsageError if a port cannot be had.
     """
     async with AsyncExitStack() as stack:
+        feeds = [await _publishing(stack, api, settings, number) for number, api in enumerate(apis)]
         servers = [await stack.enter_async_context(_listening(api, settings, number)) for number, api in enumerate(apis)]
-        for api, server in zip(apis, servers, strict=True):
-            ready(api, f"http://{_in_url(settings.host)}:{server.port}")
+        for api, server, (events, replay) in zip(apis, servers, feeds, strict=True):
+            ready(Ready(api, f"http://{_in_url(settings.host)}:{server.port}", events, replay))
         with stop.listening():
             await stop.first.wait()
             for server in servers:
@@ -77,6 +95,24 @@ async def serve(apis: Sequence[Api], settings: ServeSettings, ready: Callable[[A
     if not under_way:
         return "no request was under way"
     return f"{under_way} requests were under way: {under_way - cut} have ended, {cut} were cut"
+
+
+async def _publishing(stack: AsyncExitStack, api: Api, settings: ServeSettings, number: int) -> tuple[str | None, str | None]:
+    """Publish an engine's events while the stack is open. Returns the endpoints. Raises UsageError."""
+    if settings.events is None:
+        return None, None
+    teller = TELLERS.get(api.engine)
+    if teller is None:
+        raise UsageError(f"serve.events: an engine behind the interface {api.engine} has no events: set serve.api=vllm or sglang")
+    try:
+        endpoint = endpoint_of(settings.events, number)
+        replay = None if settings.replay is None else endpoint_of(settings.replay, number)
+        dialect = dialect_named(settings.event_format or teller.dialect)
+        publisher = await stack.enter_async_context(Publisher(dialect, endpoint, replay, topic=settings.topic))
+    except UsageError as error:
+        raise UsageError(f"serve.events: {error}") from None
+    EventFeed(api.emulator, teller, publisher.publish, time.time, self_describing=settings.self_describing)
+    return publisher.endpoint, publisher.replay_endpoint
 
 
 async def _ended(servers: Sequence[HttpServer], most_s: float, stop: Stop) -> None:
@@ -93,7 +129,9 @@ async def _listening(api: Api, settings: ServeSettings, number: int) -> AsyncIte
     port = settings.port + number if settings.port else 0
     try:
         if port > LAST_PORT:
-            raise UsageError(f"serve.port: engine {number} would have the port {port}, and {LAST_PORT} is the last: set a lower one")
+            raise UsageError(
+                f"serve.port: engine {number} would have the port {port}, and {LAST_PORT} is the last: set a lower one"
+            )
         async with running(api.emulator, server):
             try:
                 await server.start(settings.host, port)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvsim.emulation.apis.table import APIS
+from kvsim.kv_events.dialects import dialect_named
 from kvsim.numbers import MOST_SECONDS, Real, Whole, check_settings
 from kvsim.trace.base import MAX_TOKENS
 
@@ -31,6 +32,16 @@ class ServeSettings:
     """Mean length of answers whose clients do not insist on ``max_tokens`` by ``ignore_eos``; None: as many as they may have."""
     output_spread: float = 0.0
     """Sigma of the log-normal distribution of these lengths."""
+    events: str | None = None
+    """Where the first engine publishes its KV events, such as tcp://127.0.0.1:5557; the others have the next ports."""
+    replay: str | None = None
+    """Where lost events can be asked for again."""
+    event_format: str | None = None
+    """How events are written, a name of ``DIALECTS``; None: as the engine does now."""
+    topic: str = ""
+    """The topic of events."""
+    self_describing: bool = False
+    """Whether events of blocks below the GPU have tokens and parents, as with vLLM's self_describing_kv_events."""
     drain_s: float = 5.0
     """How long requests under way may go on after SIGTERM or Ctrl-C, before they are cut."""
 
@@ -45,5 +56,10 @@ class ServeSettings:
         check_settings(self, Real(least=1, most=MAX_TOKENS), "output_tokens", or_null=True, hint="it is the mean of the answers")
         check_settings(self, Real(least=0, most=5), "output_spread")
         check_settings(self, Real(least=0, most=MOST_SECONDS), "drain_s")
+        if self.event_format is not None:
+            dialect_named(self.event_format)
+        for name in ("replay", "event_format", "topic", "self_describing"):
+            if getattr(self, name) and self.events is None:
+                raise ValueError(f"{name} has no effect without events: set events=tcp://127.0.0.1:5557, or leave it out")
         if self.output_spread and self.output_tokens is None:
             raise ValueError("output_spread has no effect without output_tokens: set output_tokens, or leave it out")

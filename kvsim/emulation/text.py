@@ -28,7 +28,7 @@ class Texts:
         return [*(self._tokenizer.begin if is_plain else ()), *self._tokenizer.encode(text)]
 
     def chat(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> list[int]:
-        """Return the tokens of a conversation. Raises ValueError for one that the chat template refuses, or without a template."""
+        """Return the tokens of a conversation. Raises ValueError for one that the template refuses, and without a template."""
         try:
             return self.tokens(self._tokenizer.render([_flat(one) for one in messages], tools), is_plain=False)
         except UsageError as error:

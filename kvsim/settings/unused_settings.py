@@ -32,8 +32,8 @@ WITHOUT_EFFECT = {
         "hardware.rank_faults", "hardware.noise", "rules.cache_chunks", "serve",
     ),
     "serve": (
-        "trace", "replay", "curve", "print_tree", "validate", "server", "results", "saturate", "slo", "sweep", "substrate", "disk",
-        "warmup", "timeline", "events", "output", "logger", "routing", "cluster.prefill", "cluster.decode",
+        "trace", "replay", "curve", "print_tree", "validate", "server", "results", "saturate", "slo", "sweep", "substrate",
+        "disk", "warmup", "timeline", "events", "output", "logger", "routing", "cluster.prefill", "cluster.decode",
         "cluster.decode_routing", "cluster.failures", "engine.reset_at_s", "shadow",
     ),
 }  # fmt: skip

@@ -59,7 +59,9 @@ class Live:
     def arrive(self, word: str, output: int) -> None:
         size, number = self.plan.page_tokens, self.arrived
         tokens = 16 * len(word) + 3
-        pages = [word[: 1 + at * size // 16] if size >= 16 else f"{word[: 1 + at * size // 16]}{at}" for at in range(tokens // size)]
+        pages = [
+            word[: 1 + at * size // 16] if size >= 16 else f"{word[: 1 + at * size // 16]}{at}" for at in range(tokens // size)
+        ]
         answer = [f"{number}:{at}" for at in range((tokens + output - 1) // size - len(pages))]
         runs = self.index.lookup([hash(page) for page in pages])
         path = self.index.lookup([hash(page) for page in [*pages, *answer]])

@@ -41,6 +41,6 @@ def test_metrics_have_the_numbers_of_the_last_look() -> None:
 def test_a_port_that_is_taken_is_said() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(UsageError, match="cannot listen on .*: Address already in use"),
+        pytest.raises(UsageError, match=r"cannot listen on .*: Address already in use"),
     ):
         MetricsServer("127.0.0.1", taken.getsockname()[1], lambda: None)

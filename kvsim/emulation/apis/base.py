@@ -12,7 +12,7 @@ from kvsim.emulation.emulator import Emulator
 from kvsim.emulation.http_server import BadRequest, Handler, HttpRequest, Reply
 from kvsim.emulation.lengths import AnswerLengths
 from kvsim.emulation.metrics.base import Metrics
-from kvsim.emulation.served import Served
+from kvsim.emulation.served import NO_EXTRAS, Extras, Served
 from kvsim.emulation.text import Texts
 from kvsim.trace.base import MAX_TOKENS
 
@@ -59,6 +59,8 @@ class Wanted(NamedTuple):
 class Api(ABC):
     """One interface over an emulator: answers requests by their method and path."""
 
+    engine: ClassVar[str]
+    """Its name in the table of interfaces."""
     owner: ClassVar[str]
     """Who owns its models, as its list of models says."""
     metrics_of: ClassVar[type[Metrics] | None] = None
@@ -95,7 +97,7 @@ class Api(ABC):
 
     async def answer(self, request: HttpRequest, reply: Reply) -> None:
         """Answer a request."""
-        handler = self._routes.get((request.method, request.path))
+        handler = self._routes.get(("GET" if request.method == "HEAD" else request.method, request.path))
         try:
             if handler is None:
                 known = request.path in {path for _, path in self._routes}
@@ -142,7 +144,13 @@ class Api(ABC):
 
     @contextmanager
     def taken(
-        self, prompts: Sequence[list[int]], wanted: Wanted, *, copies: int = 1, is_streamed: bool = False
+        self,
+        prompts: Sequence[list[int]],
+        wanted: Wanted,
+        *,
+        copies: int = 1,
+        is_streamed: bool = False,
+        extras: Extras = NO_EXTRAS,
     ) -> Iterator[list[Served]]:
         """Take requests that arrive now, each so many times; those that have not ended when the block is left are aborted.
 
@@ -156,7 +164,7 @@ class Api(ABC):
         try:
             for tokens in prompts:
                 for _ in range(copies):
-                    served.append(self._submit(tokens, wanted, is_streamed=is_streamed))
+                    served.append(self._submit(tokens, wanted, is_streamed=is_streamed, extras=extras))
             yield served
         finally:
             for one in served:
@@ -172,14 +180,14 @@ class Api(ABC):
         if longest is not None and len(tokens) + most > longest:
             raise BadRequest(400, f"This model's maximum context length is {longest} tokens, not {len(tokens)} + {most}")
 
-    def _submit(self, tokens: list[int], wanted: Wanted, *, is_streamed: bool) -> Served:
+    def _submit(self, tokens: list[int], wanted: Wanted, *, is_streamed: bool, extras: Extras) -> Served:
         longest, most = self.longest_tokens, wanted.most
         output, limit = self.settings.lengths.draw(most, wanted.least, wanted.default)
         if wanted.is_exact and most is not None:
             output = most
         if longest is not None:
             output, limit = min(output, longest - len(tokens)), min(limit, longest - len(tokens))
-        return self.emulator.submit(tokens, output, most_tokens=limit, is_streamed=is_streamed)
+        return self.emulator.submit(tokens, output, most_tokens=limit, is_streamed=is_streamed, extras=extras)
 
     # --- answers -------------------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """OpenAI's completions and chat, as servers of open models have them: prompts of token ids or, with a tokenizer, text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -8,7 +8,7 @@ import msgspec
 from kvsim.emulation.apis.base import Api, Prompt, Routes, Wanted, complete, parsed
 from kvsim.emulation.apis.merged import merged
 from kvsim.emulation.http_server import BadRequest, HttpRequest, Reply
-from kvsim.emulation.served import Served
+from kvsim.emulation.served import Extras, Served
 
 CHAT_TOKENS = 128
 """Tokens of an answer in a chat whose client does not say how long it may be; a real model ends such answers itself."""
@@ -16,6 +16,9 @@ CHAT_TOKENS = 128
 
 Prompts = str | list[int | str | list[int]]
 """A prompt as text or token ids, or several of them."""
+
+SESSION_HEADER = "x-session-id"
+"""Names the session of a request, as vLLM has it."""
 
 
 class StreamOptions(msgspec.Struct):
@@ -34,6 +37,13 @@ class Asked(msgspec.Struct):
     n: int | None = 1
     stream: bool | None = False
     stream_options: StreamOptions | None = None
+    cache_salt: str | None = None
+    vllm_xargs: dict[str, Any] | None = None
+
+    def extras(self, headers: Mapping[str, str]) -> Extras:
+        """Return what is said of the request besides."""
+        reports_hits = (self.vllm_xargs or {}).get("kv_cache_report_mode") == "full"
+        return Extras(self.cache_salt or None, headers.get(SESSION_HEADER), reports_hits)
 
     def wanted(self, default: int) -> Wanted:
         """Return how long an answer shall be."""
@@ -89,7 +99,7 @@ COMPLETION, CHAT = Form(), ChatForm()
 class OpenAI(Api):
     """A server with OpenAI's interface that says nothing else of itself."""
 
-    owner = "organization"
+    engine, owner = "openai", "organization"
 
     def routes(self) -> Routes:
         return {
@@ -102,7 +112,9 @@ class OpenAI(Api):
         asked = parsed(request.body, Completion)
         if asked.echo:
             raise BadRequest(400, "echo: prompts are not repeated here: leave it out")
-        await self._serve(asked, [self.tokens_of(prompt) for prompt in prompts_of(asked.prompt)], COMPLETION, 16, reply)
+        await self._serve(
+            asked, [self.tokens_of(prompt) for prompt in prompts_of(asked.prompt)], COMPLETION, 16, request.headers, reply
+        )
 
     async def _chat(self, request: HttpRequest, reply: Reply) -> None:
         asked = parsed(request.body, Chat)
@@ -110,7 +122,7 @@ class OpenAI(Api):
             tokens = self.texts.chat(asked.messages, asked.tools)
         except ValueError as error:
             raise BadRequest(400, str(error)) from None
-        await self._serve(asked, [tokens], CHAT, CHAT_TOKENS, reply)
+        await self._serve(asked, [tokens], CHAT, CHAT_TOKENS, request.headers, reply)
 
     async def _tokenize(self, request: HttpRequest, reply: Reply) -> None:
         asked = parsed(request.body, Text)
@@ -120,10 +132,19 @@ class OpenAI(Api):
             tokens = self.texts.chat(asked.messages)
         await reply.whole(200, {"count": len(tokens), "max_model_len": self.longest_tokens, "tokens": tokens})
 
-    async def _serve(self, asked: Asked, prompts: Sequence[list[int]], form: Form, default: int, reply: Reply) -> None:
+    async def _serve(
+        self,
+        asked: Asked,
+        prompts: Sequence[list[int]],
+        form: Form,
+        default: int,
+        headers: Mapping[str, str],
+        reply: Reply,
+    ) -> None:
         self.check_model(asked.model)
-        copies = 1 if asked.n is None else asked.n
-        with self.taken(prompts, asked.wanted(default), copies=copies, is_streamed=bool(asked.stream)) as served:
+        wanted, copies = asked.wanted(default), 1 if asked.n is None else asked.n
+        extras = asked.extras(headers)
+        with self.taken(prompts, wanted, copies=copies, is_streamed=bool(asked.stream), extras=extras) as served:
             if asked.stream:
                 await self._stream(served, copies, asked.stream_options or StreamOptions(), form, reply)
                 return
@@ -147,9 +168,7 @@ class OpenAI(Api):
         number = served.number
         return {"id": f"{form.prefix}-{number}", "object": kind, "created": number, "model": self.settings.model}
 
-    def _choice(
-        self, at: int, served: Served, begin: int, end: int, form: Form, *, is_part: bool = False
-    ) -> dict[str, Any]:
+    def _choice(self, at: int, served: Served, begin: int, end: int, form: Form, *, is_part: bool = False) -> dict[str, Any]:
         """Return the tokens ``begin`` to ``end`` of an answer."""
         reason = served.reason if end == len(served.answer) else None
         return _finished(at, reason) | form.choice(self.shown(served.answer[begin:end]), is_part=is_part)

@@ -12,7 +12,7 @@ from kvsim.emulation.apis.merged import merged
 from kvsim.emulation.apis.openai import OpenAI
 from kvsim.emulation.http_server import BadRequest, HttpRequest, Reply
 from kvsim.emulation.metrics.sglang import SglangMetrics, media_of
-from kvsim.emulation.served import Served
+from kvsim.emulation.served import Extras, Served
 
 
 class Sampling(msgspec.Struct):
@@ -29,12 +29,14 @@ class Generate(msgspec.Struct):
     text: str | list[str] | None = None
     sampling_params: Sampling | None = None
     stream: bool = False
+    cache_salt: str | None = None
+    session_id: str | None = None
 
 
 class Sglang(OpenAI):
     """A server that looks like SGLang's, with one engine."""
 
-    owner = "sglang"
+    engine, owner = "sglang", "sglang"
     metrics_of = SglangMetrics
 
     def routes(self) -> Routes:
@@ -77,7 +79,8 @@ class Sglang(OpenAI):
         sampling = asked.sampling_params or Sampling()
         wanted = Wanted(sampling.max_new_tokens, sampling.min_new_tokens, 128, sampling.ignore_eos)
         tokens = [self.tokens_of(prompt) for prompt in prompts]
-        with self.taken(tokens, wanted, copies=sampling.n, is_streamed=asked.stream) as served:
+        extras = Extras(asked.cache_salt or None, asked.session_id)
+        with self.taken(tokens, wanted, copies=sampling.n, is_streamed=asked.stream, extras=extras) as served:
             is_list = is_batch or sampling.n > 1
             if asked.stream:
                 async for at, _, so_far in merged(served):
@@ -92,7 +95,9 @@ class Sglang(OpenAI):
     def _so_far(self, served: Served, tokens: int) -> dict[str, Any]:
         """Return an answer's first tokens, and what is said of it."""
         answer = served.answer[:tokens]
-        ended = {"type": served.reason, "length": tokens} if served.reason == "length" else {"type": served.reason, "matched": None}
+        ended = (
+            {"type": served.reason, "length": tokens} if served.reason == "length" else {"type": served.reason, "matched": None}
+        )
         tiers = media_of(self.emulator, served)
         meta: dict[str, Any] = {
             "id": str(served.number),

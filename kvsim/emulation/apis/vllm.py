@@ -13,7 +13,7 @@ from kvsim.emulation.served import Served
 class Vllm(OpenAI):
     """A server that looks like vLLM's, with one engine. What lies below the GPU counts as a connector's."""
 
-    owner = "vllm"
+    engine, owner = "vllm", "vllm"
     metrics_of = VllmMetrics
 
     def routes(self) -> Routes:

@@ -81,9 +81,7 @@ class Metrics(ServedWatch, ABC):
         metric: Histogram = self._labelled(Histogram, name, text, more, own, buckets=buckets)
         return metric
 
-    def _labelled(
-        self, kind: Any, name: str, text: str, more: Sequence[str], labels: Mapping[str, str], **settings: Any
-    ) -> Any:
+    def _labelled(self, kind: Any, name: str, text: str, more: Sequence[str], labels: Mapping[str, str], **settings: Any) -> Any:
         metric = kind(name, text, [*labels, *more], registry=self._registry, **settings)
         return Partly(metric, labels) if more else metric.labels(**labels)
 

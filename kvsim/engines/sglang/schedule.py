@@ -403,7 +403,7 @@ class NodeSchedule(Schedule):
         return jobs
 
     def abort(self, job: Job) -> None:
-        """As ``abort_request``: who waits leaves at once, who runs ends with its next token, which enters the tree as others do."""
+        """As ``abort_request``: who waits leaves at once; who runs ends with its next token, which enters the tree as any."""
         if job.lease is None:
             super().abort(job)
         else:

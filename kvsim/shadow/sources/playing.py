@@ -5,17 +5,16 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from kvsim.errors import Terminated
 from kvsim.shadow.sources.base import Source
 from kvsim.shadow.sources.feed import Feed
 
-SIGNALS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def play(sources: Sequence[Source], feed: Feed, say: Callable[[str], None]) -> KeyboardInterrupt | None:
-    """Run sources to their end. Returns the interrupt that has ended them, if one has.
+def play(sources: Sequence[Source], feed: Feed, say: Callable[[str], None]) -> signal.Signals | None:
+    """Run sources to their end. Returns the signal that has ended them, if one has.
 
-    After an interrupt nothing new is taken, and what is under way may end; a second one cuts it. Raises UsageError, and what a
+    After a signal nothing new is taken, and what is under way may end; a second one cuts it. Raises UsageError, and what a
     source or the shadow has failed with.
     """
     return asyncio.run(_Playing(sources, feed, say).run())
@@ -26,10 +25,10 @@ class _Playing:
         self._sources = sources
         self._feed = feed
         self._say = say
-        self._interrupts: list[KeyboardInterrupt] = []
+        self._signals: list[signal.Signals] = []
         self._stopped, self._interrupted = asyncio.Event(), asyncio.Event()
 
-    async def run(self) -> KeyboardInterrupt | None:
+    async def run(self) -> signal.Signals | None:
         loop, feed = asyncio.get_running_loop(), self._feed
         feed.on_stop = lambda: loop.call_soon_threadsafe(self._stopped.set)
         tasks: list[asyncio.Task[None]] = []
@@ -47,7 +46,7 @@ class _Playing:
             await loop.run_in_executor(None, feed.finish)
         if feed.error is not None:
             raise feed.error
-        return self._interrupts[0] if self._interrupts else None
+        return self._signals[0] if self._signals else None
 
     async def _until_end(self, tasks: list[asyncio.Task[None]]) -> None:
         """Wait until all tasks have ended or something has stopped them. Raises what a task has failed with."""
@@ -63,10 +62,10 @@ class _Playing:
             await self._interrupted.wait()
 
     def _interrupt(self, number: signal.Signals) -> None:
-        if self._interrupts:
+        if self._signals:
             for source in self._sources:
                 source.hurry()
-        self._interrupts.append(SIGNALS[number]())
+        self._signals.append(number)
         self._interrupted.set()
         self._stopped.set()
 
