@@ -1,5 +1,6 @@
 """Lines with prompts as tokens or text, as ``trace=tokens`` and ``trace=openai`` read them, to live requests."""
 
+import secrets
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -29,7 +30,10 @@ class Told(NamedTuple):
 
 
 class Prompts:
-    """Turns lines into requests with salted keys of their pages; the text is forgotten at once."""
+    """Turns lines into requests with salted keys of their pages; the text is forgotten at once.
+
+    Where an answer's length is known and its tokens are not, it has pages of its own.
+    """
 
     def __init__(self, page_tokens: int, salt: Salt, tokenizer: str | None) -> None:
         """Raises UsageError for a folder without a tokenizer."""
@@ -76,6 +80,8 @@ class Prompts:
         hasher, size = self._hashers[unit], self._page_tokens
         keys = self._salted(IDS.keys_of(record, tokens + answer[:-1], hasher, tail="full"))  # the last one has no KV
         prompt_pages, pages = prompt_tokens // size, (prompt_tokens + max(output_tokens, 1) - 1) // size
+        if not answer:
+            keys = keys[:prompt_pages] + self._unknown(pages - prompt_pages)
         request = LiveRequest(
             arrival_s=told.arrival_s,
             keys=tuple(keys[:prompt_pages]),
@@ -86,6 +92,11 @@ class Prompts:
             cached_tokens=told.cached_tokens,
         )
         return self._as_counted(request, told, unit)
+
+    def _unknown(self, pages: int) -> list[bytes]:
+        """Return keys that no other page has, for an answer of unknown tokens: engines keep it, and nobody finds it."""
+        name = secrets.token_bytes(16) if pages else b""
+        return [self._salt.key(name + page.to_bytes(4, "big")) for page in range(pages)]
 
     def _output_tokens(self, record: Record, told: Told, unit: int, answer: list[int]) -> int:
         if answer and unit > 1:

@@ -49,6 +49,7 @@ class Proxy(Source):
         self._prompts = prompts
         self._order = InOrder(patience_s)
         self._drain_s = drain_s
+        self._began_s = time.time() - time.monotonic()
         self._active = 0
         self._was_reset = False
         """Whether the server's cache has been emptied since the last request that was handed over."""
@@ -130,7 +131,7 @@ class Proxy(Source):
         """Read the body of a request; returned with an exchange if it is one with a prompt."""
         from aiohttp import web
 
-        arrival_s = time.time()
+        arrival_s = self._now_s()
         if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         parts, size = [], 0
@@ -166,7 +167,7 @@ class Proxy(Source):
                         exchange.answer.feed(part)
                 await passed.write_eof()
                 if request.path in RESETS and answer.status == 200:
-                    self._order.add(Exchange(time.time(), request.path, b"", has_ended=True))
+                    self._order.add(Exchange(self._now_s(), request.path, b"", has_ended=True))
                 return passed
         except ConnectionResetError:
             if request.transport is not None and not request.transport.is_closing():
@@ -196,12 +197,16 @@ class Proxy(Source):
         if request.transport is not None:
             request.transport.abort()
 
+    def _now_s(self) -> float:
+        """Return Unix time that never goes back, whoever sets the clock."""
+        return self._began_s + time.monotonic()
+
     # --- the shadow ----------------------------------------------------------------------------------------------------------
 
     def _hand_over(self) -> None:
         """Give the shadow the exchanges whose turn it is, unless it is too far behind."""
         assert self._feed is not None
-        for exchange in self._order.take(time.time()):
+        for exchange in self._order.take(self._now_s()):
             self._was_reset |= exchange.path in RESETS
             if not exchange.was_served:
                 continue

@@ -95,6 +95,12 @@ def test_a_line_is_the_request_that_a_replay_has(name: str, tmp_path: Path) -> N
     assert [problem_of(request, 16) for request in requests] == [""] * 3
 
 
+def test_an_answer_of_unknown_tokens_has_pages_of_its_own() -> None:
+    first, second = read([{"token_ids": list(range(20)), "output_length": 30}] * 2)
+    assert first.keys == second.keys and len(first.output_keys) == len(second.output_keys) == 2
+    assert not set(first.output_keys) & set(second.output_keys) and len({*first.keys, *first.output_keys}) == 3
+
+
 def test_pages_larger_than_blocks_are_known_by_their_last_block() -> None:
     first, second = read([mooncake(0, 70, [1, 2, 3, 4, 5], block_size=16), mooncake(0, 64, [1, 2, 3, 9], block_size=16)], 32)
     assert len(first.keys) == 2 and first.keys[0] == second.keys[0] and first.keys[1] != second.keys[1]
@@ -119,7 +125,7 @@ def test_text_is_tokenized_by_the_models_tokenizer(tmp_path: Path) -> None:
     folder = str(make_model(tmp_path / "model"))
     lines = [
         {"timestamp": 0, "messages": [*CHAT, ANSWER]},
-        {"timestamp": 9, "messages": [*CHAT, ANSWER, NEXT], "output_length": 4},
+        {"timestamp": 9, "messages": [*CHAT, ANSWER, NEXT], "output_length": 2},
     ]
     path = tmp_path / "log.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
