@@ -72,8 +72,8 @@ def check_apart(plan: "Plan") -> None:
         )
     if plan.cluster.per_host > 1:
         raise UsageError(
-            f"cluster.engines: {plan.cluster.per_host} engines of a host share what it has below their GPUs, but served engines are "
-            "independent: set cluster.engines_per_host=1, so that each has a host of its own"
+            f"cluster.engines: {plan.cluster.per_host} engines of a host share what it has below their GPUs, but served engines "
+            "are independent: set cluster.engines_per_host=1, so that each has a host of its own"
         )
 
 

@@ -121,11 +121,6 @@ def every_last(pages: tuple[Extent, ...], share: int) -> list[Extent]:
     return names
 
 
-def unnamed(names: Extent, share: int) -> list[int]:
-    """Return the page ids that an extent of such names stands for."""
-    return [name % CLASS * share + name // CLASS for name in range(names[0], names[0] + names[1])]
-
-
 def _name(page: int, share: int) -> int:
     return page % share * CLASS + page // share
 

@@ -67,7 +67,7 @@ class Replay:
             if len(live) >= in_flight:
                 finish(live.popleft())
             if request.resets:
-                self._reset(request.resets)
+                self.reset(request.resets)
             pages, now = request.pages_of_sample(page_tokens, hold_output=hold_output), request.arrival_s
             lease = serve(request, pages, now)
             while lease is None and live:
@@ -80,7 +80,7 @@ class Replay:
             rows.append(lease.hits)
         return rows
 
-    def _reset(self, resets: tuple[Reset, ...]) -> None:
+    def reset(self, resets: tuple[Reset, ...]) -> None:
         """Reset the cache; a reset that drains first ends all running requests."""
         for mode, _ in resets:
             while mode == "drain" and self.live:

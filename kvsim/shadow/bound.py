@@ -22,6 +22,8 @@ BLOCK_BYTES = 480
 """A block of an engine: its hash, its key, its places."""
 OPEN_BYTES = 200
 """A block of a request that may go on: it may have left the engine's tree."""
+WAITING_BYTES = 350
+"""An event that was not matched yet."""
 ENGINES_SHARE = 0.5
 """The share of the memory that engines' trees and requests may take."""
 SESSION_BYTES = 130
@@ -100,7 +102,9 @@ class Bound:
         self._engines[engine] = None
         while self._engines_bytes() > ENGINES_SHARE * self.most_bytes:
             largest = max(self._engines, key=_bytes_of)
-            if OPEN_BYTES * largest.requests.open_blocks > BLOCK_BYTES * largest.tree.blocks:
+            if largest.scorer is not None and 2 * WAITING_BYTES * largest.scorer.waiting > _bytes_of(largest):
+                largest.scorer.restart()
+            elif OPEN_BYTES * largest.requests.open_blocks > BLOCK_BYTES * largest.tree.blocks:
                 largest.requests.hand_on_oldest()
             else:
                 largest.tree.forget_oldest(1 + largest.tree.blocks // 4)
@@ -167,4 +171,5 @@ class Bound:
 
 
 def _bytes_of(engine: LiveEngine) -> int:
-    return BLOCK_BYTES * engine.tree.blocks + OPEN_BYTES * engine.requests.open_blocks
+    waiting = 0 if engine.scorer is None else engine.scorer.waiting
+    return BLOCK_BYTES * engine.tree.blocks + OPEN_BYTES * engine.requests.open_blocks + WAITING_BYTES * waiting

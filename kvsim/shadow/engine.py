@@ -1,12 +1,14 @@
 """One live engine, or one data-parallel rank of it: its tree, and the requests that its events tell of."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvsim.kv_events.messages import GPU, BlockRemoved, BlockStored, EventBatch, tier_of
+from kvsim.shadow.blocks import Block
 from kvsim.shadow.from_events import RequestsFromEvents, joined
 from kvsim.shadow.live import ChainKeys, LiveRequest
 from kvsim.shadow.mirror import EngineTree
-from kvsim.shadow.snapshot import EngineView, ScoreView
+from kvsim.shadow.score import REMOVED, STORED, Happened, Scorer
+from kvsim.shadow.snapshot import EngineView
 
 OF_A_PART = ("sliding_window", "chunked_local_attention", "mamba")
 """Kinds of groups of layers that keep only parts of a prompt, so that their events tell no path."""
@@ -28,6 +30,8 @@ class LiveEngine:
         """Its name among the engines of the ghosts."""
         self.tree = EngineTree(keys)
         self.requests = RequestsFromEvents(self.label, page_tokens, give)
+        self.scorer: Scorer | None = None
+        """Compares the events with those of a ghost."""
         self.other_sizes = 0
         """Events with blocks of another size than ``page_tokens``."""
         self._page_tokens = page_tokens
@@ -45,23 +49,45 @@ class LiveEngine:
                 told = self.tree.store(event)
                 if self._makes_requests(event):
                     self.requests.stored(event, told, at_s, is_known=was_known)
+                if not told.is_report:
+                    self._score(STORED, event, told.blocks, at_s)
             elif isinstance(event, BlockRemoved):
-                self.tree.remove(event)
+                self._score(REMOVED, event, self.tree.remove(event), at_s)
             else:
                 self.tree.clear(event)
                 if event.medium is None or tier_of(event.medium) == GPU:
-                    self.requests.reset()
+                    self._reset()
+
+    def _score(self, kind: str, event: BlockStored | BlockRemoved, blocks: Sequence[Block | None], at_s: float) -> None:
+        """Let the scorer know of what the engine did with blocks of the group that requests are made from."""
+        if self.scorer is not None and self._group in (None, event.group_idx or 0):
+            tier = tier_of(event.medium)
+            for block in blocks:
+                self.scorer.told(Happened(at_s, kind, tier, None if block is None else block.key))
 
     def lose(self, batches: int) -> None:
-        """Take note that batches were lost: requests under way end, since what they did is not known."""
+        """Take note that batches were lost: requests under way end, since what they did is not known.
+
+        No events are scored until the engine's cache is emptied: it does not have what kvsim's has.
+        """
         self.tree.lose(batches)
         self.requests.end_all()
+        if self.scorer is not None:
+            self.scorer.restart()
+            self.scorer.is_paused = True
 
     def restart(self) -> None:
         """Take note that the engine has started anew."""
         self.tree.restart()
-        self.requests.reset()
+        self._reset()
         self._at_s = None
+
+    def _reset(self) -> None:
+        """Take note that the engine's cache is empty."""
+        self.requests.reset()
+        if self.scorer is not None:
+            self.scorer.restart()
+            self.scorer.is_paused = False
 
     def _time(self, ts_s: float) -> float:
         """Return the time of a batch, which does not go back, but if the engine's clock was set back."""
@@ -103,7 +129,7 @@ class LiveEngine:
             found.append(f"{self.label}: {self.requests.cut:,} blocks of answers came too late for their requests")
         return found
 
-    def view(self, requests: int, hit_rate: float | None, score: ScoreView | None = None) -> EngineView:
+    def view(self, requests: int, hit_rate: float | None) -> EngineView:
         """Return what is known; ``requests`` and ``hit_rate`` are of those of which the engine told what it had cached."""
         tree = self.tree
         return EngineView(
@@ -120,5 +146,5 @@ class LiveEngine:
             known=tree.is_known,
             requests=requests,
             hit_rate=hit_rate,
-            score=score,
+            score=None if self.scorer is None else self.scorer.view(),
         )

@@ -79,8 +79,8 @@ class RequestsFromEvents:
         """Those that may go on, by their last block, the latest last."""
         self._open: deque[OpenRequest] = deque()
         """Those that were not handed on, in the order in which they began."""
-        self._recent: deque[OpenRequest] = deque()
-        """Those that may go on, the one that was told of longest ago first; some are there more than once."""
+        self._recent: deque[tuple[float, OpenRequest]] = deque()
+        """When which request was told of, in the order of time."""
         self._batch = 0
         self._after_reset = False
         self.open_blocks = 0
@@ -96,9 +96,9 @@ class RequestsFromEvents:
         """Begin a batch of events, a step of the engine; time does not go back."""
         self._batch += 1
         recent = self._recent
-        while recent and (recent[0].last_s < at_s - IDLE_S or len(recent) > MOST_RECENT):
-            request = recent.popleft()
-            if request.last_s < at_s - IDLE_S or len(recent) >= MOST_RECENT:
+        while recent and (recent[0][0] < at_s - IDLE_S or recent[0][1].is_closed or len(recent) > MOST_RECENT):
+            told_s, request = recent.popleft()
+            if told_s == request.last_s:
                 self._close(request)
         while self._open and (self._open[0].is_closed or self._open[0].began_s < at_s - HOLD_S):
             self._hand_on_first()
@@ -139,7 +139,7 @@ class RequestsFromEvents:
         self.open_blocks += len(request.prompt)
         self._by_tail.setdefault(request.tail, []).append(request)
         self._open.append(request)
-        self._recent.append(request)
+        self._recent.append((at_s, request))
         if len(self._open) > MOST_OPEN:
             self._hand_on_first()
         return request
@@ -173,7 +173,7 @@ class RequestsFromEvents:
 
     def _touch(self, request: OpenRequest, at_s: float) -> None:
         request.last_s, request.batch = at_s, self._batch
-        self._recent.append(request)
+        self._recent.append((at_s, request))
 
     def _leave(self, request: OpenRequest) -> None:
         """Take a request from those that may go on after its last block."""
@@ -198,8 +198,9 @@ class RequestsFromEvents:
             self._hand_on_first()
 
     def hand_on_oldest(self) -> None:
-        """Hand on the older half of the requests, ended or not, because memory is short."""
+        """End the older half of the requests, and hand them on, because memory is short."""
         for _ in range(-(-len(self._open) // 2)):
+            self._close(self._open[0])
             self._hand_on_first()
 
     def _close(self, request: OpenRequest) -> None:

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from math import nan
 from typing import Any
 
@@ -17,6 +16,7 @@ from kvsim.policies.eviction.base import BypassEviction
 from kvsim.replaying.replay import Replay
 from kvsim.run.assembly import build_tiers
 from kvsim.run.play import open_replay, with_known_answers
+from kvsim.shadow.score import Scorer
 
 
 class Tally:
@@ -70,6 +70,8 @@ class Ghost:
         """Why it has stopped; empty while it runs."""
         self.emptied = 0
         self._replays: dict[str, Replay] = {}
+        self.scorers: dict[str, Scorer] = {}
+        """By engine, who is told what its cache stores and drops; must be there before its first request."""
         self._running: dict[str, deque[Request]] = {}
         """By engine, the last requests, among which are all that have not ended."""
         self.tiers = tier_names(self._replay("").server.tiers)
@@ -77,8 +79,10 @@ class Ghost:
         self._replays.clear()
         self.tally = Tally(len(self.tiers), window)
 
-    def serve(self, engine: str, request: Request, cached_tokens: int | None = None, *, after_reset: bool = False) -> Hits | None:
-        """Serve the next request of an engine, whose cache was emptied before if ``after_reset``.
+    def serve(
+        self, engine: str, request: Request, cached_tokens: int | None = None, *, at_s: float = 0.0, after_reset: bool = False
+    ) -> Hits | None:
+        """Serve the next request of an engine, whose cache was emptied before if ``after_reset``; ``at_s`` is for its scorer.
 
         Returns its hit pages by tier; None if it could not run even alone.
 
@@ -86,12 +90,13 @@ class Ghost:
         """
         if self.problem:
             return None
-        if after_reset and (self.plan.rules.knows_resets or not self.plan.rules.engine):
-            request = replace(request, resets=(Reset("drain", nan),))
-        elif after_reset:
-            self._drop(engine)
+        if after_reset:
+            self._reset(engine)
+        replay, scorer = self._replay(engine), self.scorers.get(engine)
+        if scorer is not None:
+            scorer.now_s = at_s
         try:
-            hits = _played(self.plan, self._replay(engine), request)
+            hits = _played(self.plan, replay, request)
         except UsageError as error:
             self.stop(str(error))
             return None
@@ -112,6 +117,21 @@ class Ghost:
         """Drop all that an engine's cache holds, because memory is short; what was counted stays."""
         self.emptied += engine in self._replays
         self._drop(engine)
+
+    def _reset(self, engine: str) -> None:
+        """Empty the cache of an engine as a replay does, or begin anew where its rules know no resets."""
+        replay, scorer = self._replays.get(engine), self.scorers.get(engine)
+        if replay is None:
+            return
+        if not (self.plan.rules.knows_resets or not self.plan.rules.engine):
+            self._drop(engine)
+            return
+        was_paused = scorer is not None and scorer.is_paused
+        if scorer is not None:
+            scorer.is_paused = True
+        replay.reset((Reset("drain", nan),))
+        if scorer is not None:
+            scorer.is_paused = was_paused
 
     def _drop(self, engine: str) -> None:
         self._replays.pop(engine, None)
@@ -144,6 +164,9 @@ class Ghost:
         replay = self._replays.get(engine)
         if replay is None:
             replay = self._replays[engine] = _opened(self.plan.with_own_policies())
+            if engine in self.scorers:
+                for tier in replay.server.tiers:
+                    tier.watches.append(self.scorers[engine])
         return replay
 
 

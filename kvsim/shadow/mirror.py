@@ -93,12 +93,13 @@ class EngineTree:
             parent = unknown_block(self._keys, hash_, self._generation)
         return parent
 
-    def remove(self, event: BlockRemoved) -> None:
-        """Take blocks that are no longer in a medium; of those stored twice, a copy."""
-        group = event.group_idx or 0
+    def remove(self, event: BlockRemoved) -> list[Block | None]:
+        """Take blocks that are no longer in a medium; of those stored twice, a copy. Returns them; None for one not known."""
+        group, gone = event.group_idx or 0, list[Block | None]()
         here = self.places.get((group, tier_of(event.medium)), {})
         for hash_ in event.block_hashes:
             copies = here.get(hash_, 0)
+            gone.append(self._blocks[group][hash_] if copies else None)
             if copies > 1:
                 here[hash_] = copies - 1
             elif copies:
@@ -107,6 +108,7 @@ class EngineTree:
             else:
                 self.unknown_removed += 1
         self.removed += len(event.block_hashes)
+        return gone
 
     def clear(self, event: AllBlocksCleared) -> None:
         """Take note that no block is left, or none in a medium."""

@@ -1,7 +1,8 @@
 """Page ids for a stream of requests without end: ids that nothing refers to any more are forgotten."""
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
 from kvsim.pages.extents import Extent
 from kvsim.trace.page_index import PageIndex
@@ -20,6 +21,8 @@ class LivePageIndex(PageIndex):
         """First ids of the segments, ascending."""
         self._parents: list[int] = []
         """For each segment, the id of the page before its first one; -1 if that begins a prompt."""
+        self._keys: list[list[Hashable]] = []
+        """For each segment, the keys of its pages."""
         self.forgotten = 0
         """Number of page ids forgotten so far."""
 
@@ -37,22 +40,34 @@ class LivePageIndex(PageIndex):
             if pages == new:  # it does not continue the page before it by its id
                 self._starts.append(start)
                 self._parents.append(extents[-2][0] + extents[-2][1] - 1 if len(extents) > 1 else -1)
+                self._keys.append([])
+            self._keys[-1].extend(keys[len(keys) - new :])
         return extents
+
+    def key_of(self, page: int) -> Any:
+        """Return the key of an id; None for one that is not known."""
+        at = bisect_right(self._starts, page) - 1
+        keys = self._keys[at] if at >= 0 else []
+        place = page - self._starts[at]
+        return keys[place] if 0 <= place < len(keys) else None
+
+    def before(self, page: int) -> int:
+        """Return the id of the page before one on its path; -1 if it begins a prompt."""
+        at = bisect_right(self._starts, page) - 1
+        return self._parents[at] if at >= 0 and self._starts[at] == page else page - 1
 
     def forget_all_but(self, kept: Iterable[Extent]) -> int:
         """Forget all ids but these and those of the pages before them. Returns how many were forgotten."""
-        starts = self._starts
-        ends = self._ends_of_segments(kept)
-        keys, ids = list(self._ids), list(self._ids.values())
-        known: dict[Hashable, int] = {}
+        starts, ends = self._starts, self._ends_of_segments(kept)
         kept_segments = [at for at, end in enumerate(ends) if end > starts[at]]
-        for at in kept_segments:
-            begin, end = bisect_left(ids, starts[at]), bisect_left(ids, ends[at])
-            known.update(zip(keys[begin:end], ids[begin:end], strict=True))
         self._starts = [starts[at] for at in kept_segments]
         self._parents = [self._parents[at] for at in kept_segments]
-        self._ids = known
-        forgotten = len(keys) - len(known)
+        self._keys = [self._keys[at][: ends[at] - starts[at]] for at in kept_segments]
+        before = len(self._ids)
+        self._ids = {
+            key: page for start, keys in zip(self._starts, self._keys, strict=True) for page, key in enumerate(keys, start)
+        }
+        forgotten = before - len(self._ids)
         self.forgotten += forgotten
         return forgotten
 
@@ -64,8 +79,7 @@ class LivePageIndex(PageIndex):
             stop, at = first + pages, bisect_right(starts, first) - 1
             while at < len(starts) and (at < 0 or starts[at] < stop):
                 if at >= 0:
-                    limit = starts[at + 1] if at + 1 < len(starts) else self.next_id
-                    ends[at] = max(ends[at], min(stop, limit))
+                    ends[at] = max(ends[at], min(stop, starts[at] + len(self._keys[at])))
                 at += 1
         for at in range(len(starts) - 1, -1, -1):
             parent = self._parents[at]
@@ -78,6 +92,7 @@ class LivePageIndex(PageIndex):
         """Raise AssertionError unless the ids ascend in the order of their keys, and each known page follows a known one."""
         ids = list(self._ids.values())
         assert ids == sorted(set(ids)), "ids do not ascend"
+        assert [self.key_of(page) for page in ids] == list(self._ids), "keys of ids"
         known = set(ids)
         assert self._starts == sorted(set(self._starts)), "segments do not ascend"
         assert all(parent in known for parent in self._parents if parent >= 0), "the page before a segment was forgotten"

@@ -12,8 +12,12 @@ from kvsim.shadow.engine import LiveEngine
 from kvsim.shadow.ghost import Ghost, Tally
 from kvsim.shadow.live import ChainKeys, LiveRequest, problem_of
 from kvsim.shadow.prompts import Prompts, Sessions
+from kvsim.shadow.score import Scorer
 from kvsim.shadow.settings import ShadowSettings
 from kvsim.shadow.snapshot import EngineView, GhostView, Snapshot
+
+SCORED_WITHIN_S = 120.0
+"""How far apart an event and its prediction may be: a ghost serves a request at its beginning, its answer included."""
 
 
 class Said:
@@ -113,9 +117,16 @@ class Shadow:
         if live is None and len(self._engines) < self.settings.most_engines:
             live = LiveEngine(engine, rank, self.page_tokens, self._keys, self._from_events)
             self._engines[engine, rank] = live
+            self._score(live)
             if batches := self._lost_before.get(engine):
                 live.lose(batches)
         return live
+
+    def _score(self, live: LiveEngine) -> None:
+        """Compare an engine's events with those of the first ghost, if that has pages of the same size."""
+        base = self.ghosts[0]
+        if base.plan.page_tokens == self.page_tokens and self.settings.requests_from_events:
+            live.scorer = base.scorers[live.label] = Scorer(self._prompts[self.page_tokens].index, SCORED_WITHIN_S)
 
     def _from_events(self, request: LiveRequest) -> None:
         if self.settings.requests_from_events:
@@ -138,7 +149,13 @@ class Shadow:
         self._served[request.engine].add(request)
         made = {size: prompts.request(request, number, at_s, place) for size, prompts in self._prompts.items()}
         for ghost in self.ghosts:
-            ghost.serve(request.engine, made[ghost.plan.page_tokens], request.cached_tokens, after_reset=request.after_reset)
+            ghost.serve(
+                request.engine,
+                made[ghost.plan.page_tokens],
+                request.cached_tokens,
+                at_s=request.arrival_s,
+                after_reset=request.after_reset,
+            )
         self._bound.grew(made.values())
 
     def _refused(self, engine: str) -> str:

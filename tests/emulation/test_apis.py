@@ -1,10 +1,15 @@
 """The interfaces of emulated servers, as a client without kvsim meets them."""
 
+import json
+import socket
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 
+from kvsim.emulation.apis.base import ApiSettings
+from kvsim.emulation.lengths import AnswerLengths
 from tests.reused_compositions import compositions_are_reused
 from tests.servers.emulated import Emulated, emulated
 
@@ -75,16 +80,136 @@ def test_a_cache_is_flushed_when_all_requests_have_ended(sglang: Emulated) -> No
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        ({"prompt": []}, "needs a prompt of token ids"),
-        ({"prompt": [1], "max_tokens": 0}, "needs a prompt of token ids"),
-        ({"prompt": [-1]}, "tokens must lie in"),
-        ({"prompt": "text"}, "Expected `array`"),
+        ({"prompt": []}, "a text, a list of token ids, or a list of such prompts is expected"),
+        ({"prompt": [1, [2]]}, "a text, a list of token ids, or a list of such prompts is expected"),
+        ({"prompt": [1], "max_tokens": 0}, "needs a prompt, and an answer of 1 to"),
+        ({"prompt": [1], "max_tokens": 2, "min_tokens": 3}, "needs a prompt, and an answer of 1 to"),
+        ({"prompt": [1], "n": 2000}, "may ask for 1 to 1024 answers"),
+        ({"prompt": [1], "n": 0}, "may ask for 1 to 1024 answers"),
+        ({"prompt": [1], "echo": True}, "prompts are not repeated here"),
+        ({"prompt": [-1]}, "token ids must lie in"),
+        ({"prompt": "text"}, "no tokenizer: send token ids, or start it with serve.tokenizer=DIR"),
+        ({"prompt": 5}, "Expected `str | array`"),
         ({"prompt": [1] * 1590, "max_tokens": 11}, "maximum context length is 1600 tokens, not 1590 + 11"),
     ],
 )
 def test_bad_requests_are_refused(vllm: Emulated, body: dict[str, object], problem: str) -> None:
     reply = CLIENT.post(f"{vllm.url}/v1/completions", json=body)
-    assert reply.status_code == 400 and problem in reply.json()["error"]["message"]
+    error = reply.json()["error"]
+    assert reply.status_code == error["code"] == 400 and problem in error["message"]
+    assert error["type"] == "BadRequestError" and vllm.emulator.unfinished == 0
+
+
+def test_errors_have_sglangs_form(sglang: Emulated) -> None:
+    reply = CLIENT.post(f"{sglang.url}/generate", json={"input_ids": []})
+    assert reply.status_code == 400 and reply.json()["object"] == "error"
+    assert reply.json()["message"] == "input_ids or text: a prompt, or a list of them, is expected"
+
+
+def test_several_prompts_and_answers_are_one_reply(vllm: Emulated) -> None:
+    asked = {"prompt": [[1, 2, 3], [4, 5, 6, 7]], "n": 2, "max_tokens": 3}
+    reply = CLIENT.post(f"{vllm.url}/v1/completions", json=asked).json()
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2, 3]
+    assert (reply["usage"]["prompt_tokens"], reply["usage"]["completion_tokens"]) == (7, 12)
+
+
+def test_several_answers_are_one_stream(vllm: Emulated) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {"prompt": PROMPT, "n": 3, "max_tokens": 20, "stream": True, "stream_options": options}
+    events = streamed(f"{vllm.url}/v1/completions", asked)
+    texts = ["", "", ""]
+    for event in events[:-1]:
+        (choice,) = event["choices"]
+        texts[choice["index"]] += choice["text"]
+    assert [len(text.split()) for text in texts] == [20] * 3
+    assert events[-1]["choices"] == [] and events[-1]["usage"]["completion_tokens"] == 60
+    assert events[-2]["usage"]["completion_tokens"] == 60 and events[0]["usage"]["completion_tokens"] < 60
+
+
+def test_a_batch_of_sglang_is_a_list(sglang: Emulated) -> None:
+    asked = {"input_ids": [[1, 2, 3], [4, 5, 6]], "sampling_params": {"max_new_tokens": 4}}
+    replies = CLIENT.post(f"{sglang.url}/generate", json=asked).json()
+    assert [len(reply["output_ids"]) for reply in replies] == [4, 4]
+    events = streamed(f"{sglang.url}/generate", asked | {"stream": True})
+    assert {event["index"] for event in events} == {0, 1} and events[-1]["meta_info"]["completion_tokens"] == 4
+
+
+def streamed(url: str, asked: dict[str, object]) -> list[Any]:
+    """The events of a stream, without the last one."""
+    with CLIENT.stream("POST", url, json=asked) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("dialect", "path", "asked"),
+    [
+        ("vllm", "/v1/completions", {"prompt": PROMPT, "max_tokens": 1000}),
+        ("sglang", "/generate", {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 1000}}),
+    ],
+)
+def test_a_client_that_goes_away_ends_its_request(dialect: str, path: str, asked: dict[str, object], stream: bool) -> None:
+    """Its pages are free for others then, and its prompt stays in the cache, as in the engines."""
+    overrides = (f"preset={dialect}", "page_tokens=16", "tiers.gpu.capacity=100pages")
+    with emulated(overrides, dialect=dialect) as server:
+        body = json.dumps(asked | {"stream": stream}).encode()
+        with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) as client:
+            client.sendall(b"POST %b HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (path.encode(), len(body), body))
+            if stream:
+                assert client.recv(100).startswith(b"HTTP/1.1 200")
+            else:
+                CLIENT.get(f"{server.url}/health")  # answered after the request has been taken
+        served = server.next_ended()
+        assert served.is_aborted and served.generated < 1000
+        again = CLIENT.post(f"{server.url}{path}", json={**asked, "max_tokens": 1, "sampling_params": {"max_new_tokens": 1}})
+        assert again.status_code == 200
+        if stream:
+            assert sum(server.served[1].cached_tokens) >= 32
+
+
+def test_head_is_answered_as_get_is_without_a_body(vllm: Emulated) -> None:
+    reply = CLIENT.head(f"{vllm.url}/metrics")
+    assert reply.status_code == 200 and reply.content == b"" and int(reply.headers["content-length"]) > 1000
+    assert CLIENT.head(f"{vllm.url}/health").status_code == 200
+
+
+def test_answers_are_as_long_as_they_are_drawn_unless_the_client_insists() -> None:
+    settings = ApiSettings(lengths=AnswerLengths(10, 0.5, seed=3))
+    with emulated(("preset=vllm", "tiers.gpu.capacity=100pages"), speed=300.0, settings=settings) as server:
+
+        def ask(**more: object) -> tuple[int, str]:
+            reply = CLIENT.post(f"{server.url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 40, **more}).json()
+            return reply["usage"]["completion_tokens"], reply["choices"][0]["finish_reason"]
+
+        drawn = [ask() for _ in range(20)]
+        assert 7 < sum(tokens for tokens, _ in drawn) / 20 < 13 and {reason for _, reason in drawn} == {"stop"}
+        assert ask(ignore_eos=True) == (40, "length") and ask(min_tokens=30)[0] >= 30 and ask(max_tokens=1) == (1, "length")
+
+
+def test_a_salt_keeps_prompts_apart(vllm: Emulated) -> None:
+    """vLLM's cache_salt: only requests with the same one find each other's pages."""
+
+    def cached(salt: str | None) -> int:
+        asked = {"prompt": PROMPT[5:], "max_tokens": 1, "cache_salt": salt}
+        usage = CLIENT.post(f"{vllm.url}/v1/completions", json=asked).json()["usage"]
+        tokens: int = usage["prompt_tokens_details"]["cached_tokens"]
+        return tokens
+
+    assert [cached("a"), cached("b"), cached("a"), cached(None)] == [0, 0, 32, 0]
+
+
+def test_servers_of_each_engine_tell_of_themselves(vllm: Emulated, sglang: Emulated) -> None:
+    assert CLIENT.get(f"{vllm.url}/load").json() == {"server_load": 0}
+    assert CLIENT.get(f"{vllm.url}/version").json() == {"version": "0.33.0"}
+    assert CLIENT.get(f"{vllm.url}/v1/models").json()["data"][0]["max_model_len"] == 1600
+    for path in ("/get_server_info", "/server_info"):
+        assert CLIENT.get(f"{sglang.url}{path}").json()["max_total_num_tokens"] == 1600
+    assert CLIENT.get(f"{sglang.url}/model_info").json()["model_path"] == "emulated"
+    assert CLIENT.get(f"{sglang.url}/health_generate").status_code == 200
+    usage = CLIENT.post(f"{sglang.url}/v1/completions", json={"prompt": [1, 2], "max_tokens": 2}).json()["usage"]
+    assert usage["total_tokens"] == 4
 
 
 def test_wrong_paths_methods_and_models_are_told(vllm: Emulated) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from queue import Queue
 from threading import Event, Thread
 
 from kvsim.emulation.apis.base import Api, ApiSettings
@@ -105,9 +106,13 @@ class Kept(ServedWatch):
 
     def __init__(self) -> None:
         self.served: list[Served] = []
+        self.have_ended: Queue[Served] = Queue()
 
     def arrived(self, served: Served) -> None:
         self.served.append(served)
+
+    def ended(self, served: Served) -> None:
+        self.have_ended.put(served)
 
 
 class Emulated:
@@ -135,6 +140,10 @@ class Emulated:
     def served(self) -> list[Served]:
         """All requests so far, in the order of their arrival."""
         return self._kept.served
+
+    def next_ended(self) -> Served:
+        """Wait for the next request that ends."""
+        return self._kept.have_ended.get(timeout=20)
 
     def forget_limit(self) -> None:
         """Neither name nor check the most tokens of a prompt and its answer."""

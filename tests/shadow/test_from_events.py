@@ -146,6 +146,13 @@ def test_blocks_loaded_from_another_medium_are_hits(live: Live) -> None:
     assert live.seen("abcd", "abcx") == [("abcd", "", 0), ("abcx", "", 1 + 2)]
 
 
+def test_a_request_ends_though_another_goes_on(live: Live) -> None:
+    live.take(0.0, stored("ab"), stored("xy"))
+    for second in range(1, 12):
+        live.take(float(second), stored("ab" + "c" * second, 1 + second))
+    assert live.engine.requests._by_tail.keys() == {live.engine.requests._open[0].tail}
+
+
 def test_requests_are_handed_on_in_the_order_of_their_beginning(live: Live) -> None:
     """Also if one ends much later; after two minutes, what it answers is cut."""
     live.take(0.0, stored("ab"))

@@ -64,8 +64,8 @@ class Recording(Ghost):
         super().__init__(name, *rest)  # type: ignore[arg-type]
         self.rows: list[tuple[int, ...] | None] = []
 
-    def serve(self, engine, request, cached_tokens):  # type: ignore[no-untyped-def]
-        hits = super().serve(engine, request, cached_tokens)
+    def serve(self, engine, request, cached_tokens=None, **about):  # type: ignore[no-untyped-def]
+        hits = super().serve(engine, request, cached_tokens, **about)
         self.rows.append(None if hits is None else (*hits, *[0] * (len(self.tiers) - len(hits)))[: len(self.tiers)])
         return hits
 

@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 
 from kvsim.core.tier import Edge
 from kvsim.pages.extent_order import ExtentOrder
-from kvsim.pages.extents import Extent, count_pages, every_last, split_extents, unnamed
+from kvsim.pages.extents import Extent, count_pages, every_last, pages_named, split_extents
 
 
 class Stored(NamedTuple):
@@ -124,8 +124,7 @@ class PageStore:
 
     def held(self) -> list[Extent]:
         """Return the GPU pages that identify the stored pages, in any order."""
-        unit, named = self.tier.unit_pages, [extent for extent, _, _ in self._pages.oldest_first()]
-        return named if unit == 1 else [(page, 1) for extent in named for page in unnamed(extent, unit)]
+        return list(pages_named([extent for extent, _, _ in self._pages.oldest_first()], self.tier.unit_pages))
 
     def idle(self) -> list[Extent]:
         """Return the pages that nobody holds, the next to leave first."""
