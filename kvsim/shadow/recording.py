@@ -13,7 +13,7 @@ import msgspec
 from kvsim.errors import UsageError
 from kvsim.shadow.live import LiveRequest
 from kvsim.shadow.sources.salt import Salt
-from kvsim.trace.mooncake import ANSWER
+from kvsim.trace.lines import BLOCKS_OF_ANSWER
 
 
 class Recording:
@@ -88,7 +88,7 @@ class Recording:
         if request.session is not None:
             fields["session_id"] = self._salt.number(request.session.encode())
         fields |= {"input_length": request.prompt_tokens, "output_length": request.output_tokens}
-        return fields | {"hash_ids": self._ids(request.keys), ANSWER: self._ids(request.output_keys)}
+        return fields | {"hash_ids": self._ids(request.keys), BLOCKS_OF_ANSWER: self._ids(request.output_keys)}
 
     def _ids(self, keys: Sequence[bytes]) -> list[int]:
         return [self._salt.number(key) for key in keys]

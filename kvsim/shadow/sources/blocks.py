@@ -7,7 +7,7 @@ from kvsim.shadow.live import LiveRequest
 from kvsim.shadow.sources.prompts import Told
 from kvsim.shadow.sources.salt import Salt
 from kvsim.trace.hashed import HashedTrace
-from kvsim.trace.mooncake import ANSWER
+from kvsim.trace.lines import BLOCKS_OF_ANSWER
 from kvsim.trace.records import Record
 
 MODEL = "model_name"
@@ -48,10 +48,10 @@ class Blocks:
 
     def _answer(self, record: Record, ids: list[int], prompt_tokens: int, output_tokens: int, scope: str) -> list[bytes]:
         """Return the keys of the pages that the answer completes, if the line has its blocks."""
-        if not record.has(ANSWER) or record.has("n") and record.fields["n"] != 1:
+        if not record.has(BLOCKS_OF_ANSWER) or record.has("n") and record.fields["n"] != 1:
             return []
         size, block = self._page_tokens, self._reader.block_tokens
-        path = [*ids[: prompt_tokens // block], *record.integers(ANSWER)]
+        path = [*ids[: prompt_tokens // block], *record.integers(BLOCKS_OF_ANSWER)]
         most = (prompt_tokens + max(output_tokens, 1) - 1) // size
         return self._pages(self._salt.chain(path, scope))[prompt_tokens // size : most]
 

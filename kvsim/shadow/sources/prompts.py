@@ -2,20 +2,16 @@
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from kvsim.shadow.live import LiveRequest
 from kvsim.shadow.sources.byte_text import BYTES_PER_TOKEN, ByteText
 from kvsim.shadow.sources.salt import Salt
-from kvsim.trace.openai import OpenAI
+from kvsim.trace.lines import TEXT_LINES, TOKEN_LINES
 from kvsim.trace.page_hasher import PageHasher
 from kvsim.trace.records import Record
 from kvsim.trace.text import TextTrace, Turn, tokenized
 from kvsim.trace.tokenizer import TemplateError, Tokenizer
-from kvsim.trace.tokens import Tokens
-
-IDS = Tokens(path="")
 
 
 class Told(NamedTuple):
@@ -46,7 +42,6 @@ class Prompts:
         self._salt = salt
         self._hashers = {unit: PageHasher(page_tokens * unit) for unit in (1, BYTES_PER_TOKEN)}
         self._page_tokens = page_tokens
-        self._openai = OpenAI(path="", requests="last_answer")
 
     def of_tokens(self, record: Record, told: Told) -> Iterator[LiveRequest]:
         """Yield the request of a line of tokens. Raises TraceError."""
@@ -55,7 +50,7 @@ class Prompts:
     def of_text(self, record: Record, told: Told, reader: TextTrace | None = None) -> Iterator[LiveRequest]:
         """Yield the requests of a line of text, by default the one that ``trace=openai`` sees in it. Raises TraceError."""
         try:
-            turns = [self._known(turn, told) for turn in (reader or self._openai).turns(record, self.tokenizer)]
+            turns = [self._known(turn, told) for turn in (reader or TEXT_LINES).turns(record, self.tokenizer)]
         except TemplateError as error:
             raise record.error(str(error)) from None
         for turn, line in zip(turns, tokenized(turns, self.tokenizer), strict=True):
@@ -78,7 +73,7 @@ class Prompts:
         prompt_tokens = max(1, len(tokens) // unit)
         output_tokens = self._output_tokens(record, told, unit, answer)
         hasher, size = self._hashers[unit], self._page_tokens
-        keys = self._salted(IDS.keys_of(record, tokens + answer[:-1], hasher, tail="full"))  # the last one has no KV
+        keys = self._salted(TOKEN_LINES.keys_of(record, tokens + answer[:-1], hasher, tail="full"))  # the last one has no KV
         prompt_pages, pages = prompt_tokens // size, (prompt_tokens + max(output_tokens, 1) - 1) // size
         if not answer:
             keys = keys[:prompt_pages] + self._unknown(pages - prompt_pages)
@@ -103,7 +98,7 @@ class Prompts:
             return max(1, (len(answer) - 1) // unit)  # without the one that ends it
         if told.output_tokens is not None:
             return told.output_tokens
-        return record.tokens("output_length", IDS.max_tokens) if record.has("output_length") else len(answer)
+        return record.tokens("output_length", TOKEN_LINES.max_tokens) if record.has("output_length") else len(answer)
 
     def _as_counted(self, request: LiveRequest, told: Told, unit: int) -> LiveRequest:
         """Return a request whose cached tokens are in its own tokens; count it if these are not the server's."""
@@ -127,8 +122,3 @@ def _answer(record: Record) -> list[int]:
     if record.has("n") and record.fields["n"] != 1:
         return next(iter(record.integer_lists("output_token_ids")), [])
     return record.integers("output_token_ids")
-
-
-def with_requests_of_a_log(reader: TextTrace) -> TextTrace:
-    """Return a reader of text for a server's log, whose lines have the history of their request, not requests of their own."""
-    return replace(reader, requests="last_answer") if isinstance(reader, OpenAI) else reader
