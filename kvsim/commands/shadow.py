@@ -33,6 +33,7 @@ from kvsim.shadow.sources.playing import play
 from kvsim.shadow.sources.prompts import Prompts
 from kvsim.shadow.sources.salt import Salt
 from kvsim.shadow.sources.settings import SourceSettings
+from kvsim.shadow.summary import numbers
 
 SHORT = ("events", "listen", "server", "log", "page", "record")
 """Settings of ``shadow`` that need not be written with it."""
@@ -116,7 +117,8 @@ def watch(watching: Watching) -> None:
             received = play(sources, feed, table.say)
         finally:
             if feed.has_begun:
-                outputs.end()
+                last = outputs.end()
+                base.logger.log_watched(base.output, base.begun(SHADOW), outputs.history.points(), numbers(last))
             else:
                 table.close()
     if received == signal.SIGINT:

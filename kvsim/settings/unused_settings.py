@@ -28,8 +28,8 @@ WITHOUT_EFFECT = {
     ),
     "shadow": (
         "trace", "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "events", "validate",
-        "server", "results", "slo", "saturate", "sweep", "warmup", "print_tree", "logger", "hardware.rank_jitter",
-        "hardware.rank_faults", "hardware.noise", "rules.cache_chunks", "serve",
+        "server", "results", "slo", "saturate", "sweep", "warmup", "print_tree", "hardware.rank_jitter", "hardware.rank_faults",
+        "hardware.noise", "rules.cache_chunks", "serve",
     ),
     "serve": (
         "trace", "replay", "curve", "print_tree", "validate", "server", "results", "saturate", "slo", "sweep", "substrate",

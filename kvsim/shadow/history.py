@@ -60,6 +60,13 @@ class History:
             del self._times[::2], self._rates[::2]
             self._every *= 2
 
+    def points(self) -> list[dict[str, float]]:
+        """Return the rates at each moment, by ``shadow/NAME``, with the moment as ``shadow/at_s``."""
+        return [
+            {"shadow/at_s": at_s} | {f"shadow/{name}": rate for name, rate in rates.items() if rate is not None}
+            for at_s, rates in zip(self._times, self._rates, strict=True)
+        ]
+
     def lines(self) -> list[Line]:
         """Return a line for the engine, if it says anything, and for each ghost."""
         names = list(dict.fromkeys(name for rates in self._rates for name in rates))

@@ -32,7 +32,7 @@ class Outputs:
         self._page = page
         self._command = command
         self._every_s = every_s
-        self._history = History()
+        self.history = History()
 
     def refresh(self) -> None:
         """Show everything as it is now."""
@@ -50,7 +50,7 @@ class Outputs:
 
     def _look(self) -> Snapshot:
         snapshot, engine = self.shadow.snapshot(), self.observed.hit_rate
-        self._history.add(snapshot, engine)
+        self.history.add(snapshot, engine)
         problems = {} if self.feed is None else dict(self.feed.problems)
         self.latest = Seen(snapshot, engine, None if self.recording is None else self.recording.lines, problems)
         return snapshot
@@ -69,7 +69,7 @@ class Outputs:
             facts=facts(snapshot, None if self.recording is None else self.recording.lines),
             warnings=self._notes(snapshot),
             tables=tables(snapshot, self.observed.hit_rate),
-            lines=self._history.lines(),
+            lines=self.history.lines(),
             occupancy=[
                 Occupancy(ghost.name, tier, pages, capacity)
                 for ghost in snapshot.ghosts

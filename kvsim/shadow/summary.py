@@ -32,6 +32,15 @@ def in_short(snapshot: Snapshot, engine: float | None) -> str:
     return ", ".join(told)
 
 
+def numbers(snapshot: Snapshot) -> dict[str, float]:
+    """Return hit rates and points by ghost, and the number of requests, for a log of runs."""
+    found: dict[str, float] = {"requests": snapshot.requests}
+    for ghost in snapshot.ghosts:
+        known = {"hit_rate": ghost.hit_rate, "points": ghost.points}
+        found |= {f"{name}.{ghost.name}": value for name, value in known.items() if value is not None}
+    return found
+
+
 def tables(snapshot: Snapshot, engine: float | None) -> list[Table]:
     """Return the table of ghosts and, if there are events, that of engines."""
     heard = [one for one in snapshot.engines if one.stored or one.removed or one.cleared or one.lost_batches]

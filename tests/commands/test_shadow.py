@@ -16,8 +16,11 @@ import pytest
 
 from kvsim.cli import main
 from kvsim.commands.shadow import expanded
+from kvsim.kv_events.dialects import DIALECTS, encode
+from kvsim.kv_events.recorded import Message, write_recorded
 from tests.reused_compositions import compositions_are_reused
 from tests.servers.emulated import emulated
+from tests.shadow.written import batch, stored
 
 SMALL = ("model=tiny", "tiers.gpu.capacity=35pages", "shadow.follow=false")
 ROOT = Path(__file__).parents[2]
@@ -144,6 +147,20 @@ def test_lines_that_cannot_be_read_are_counted_and_quoted_nowhere(
     out, err = capsys.readouterr()
     assert err == f"kvsim: {log}:31: token_ids must be a list; left out\n"
     assert "2 times, first: " in out and "secret" not in out + (folder / "out" / "shadow.html").read_text()
+
+
+def test_requests_come_from_the_log_alone_where_events_are_beside_it(
+    log: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    payload = encode(batch(1.0, stored("abcd")), DIALECTS["vllm"])
+    write_recorded(folder / "events.gz", [Message(1.0, 0, 0, b"", payload)])
+    assert run(f"log={log}", "events=events.gz", *SMALL, "output=out", "record=trace.jsonl") == 0
+    assert (folder / "trace.jsonl").read_text().count("\n") == 30
+    out = capsys.readouterr().out
+    assert "Engines, by their events" in out and "events.gz" in out
+
+    assert run("events=events.gz", *SMALL, "page_tokens=4", "output=out", "record=other.jsonl") == 0
+    assert (folder / "other.jsonl").read_text().count("\n") == 1
 
 
 def test_a_full_disk_stops_the_recording_only(log: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
