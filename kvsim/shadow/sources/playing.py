@@ -17,10 +17,12 @@ def play(sources: Sequence[Source], feed: Feed, say: Callable[[str], None]) -> s
     After a signal nothing new is taken, and what is under way may end; a second one cuts it. Raises UsageError, and what a
     source or the shadow has failed with.
     """
-    return asyncio.run(_Playing(sources, feed, say).run())
+    return asyncio.run(Playing(sources, feed, say).run())
 
 
-class _Playing:
+class Playing:
+    """Sources at work."""
+
     def __init__(self, sources: Sequence[Source], feed: Feed, say: Callable[[str], None]) -> None:
         self._sources = sources
         self._feed = feed
@@ -32,18 +34,18 @@ class _Playing:
         loop, feed = asyncio.get_running_loop(), self._feed
         feed.on_stop = lambda: loop.call_soon_threadsafe(self._stopped.set)
         tasks: list[asyncio.Task[None]] = []
-        try:
-            with _signals(loop, self._interrupt):
+        with _signals(loop, self.interrupt):
+            try:
                 for source in self._sources:
                     self._say(await source.start(feed))
                 feed.start()
                 tasks = [asyncio.create_task(source.run()) for source in self._sources]
                 await self._until_end(tasks)
+            finally:
                 await _ended(tasks)
-                await asyncio.gather(*(source.close() for source in self._sources))
-        finally:
-            await _ended(tasks)
-            await loop.run_in_executor(None, feed.finish)
+                for source in self._sources:
+                    await source.close()
+                await loop.run_in_executor(None, feed.finish)
         if feed.error is not None:
             raise feed.error
         return self._signals[0] if self._signals else None
@@ -61,7 +63,8 @@ class _Playing:
             self._feed.tell("failed", "the shadow has failed and sees nothing any more; requests still pass, until Ctrl+C")
             await self._interrupted.wait()
 
-    def _interrupt(self, number: signal.Signals) -> None:
+    def interrupt(self, number: signal.Signals) -> None:
+        """Take a signal. Call it in the loop."""
         if self._signals:
             for source in self._sources:
                 source.hurry()

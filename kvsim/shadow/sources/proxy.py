@@ -80,7 +80,6 @@ class Proxy(Source):
         try:
             await self._site.start()
         except OSError as error:
-            await self.close()
             raise UsageError(f"listen: cannot listen on {self.host}:{self.port}: {error.strerror or error}") from None
         self.port = self._runner.addresses[0][1]
         return f"passes http://{self.host}:{self.port} on to {self.url}"
@@ -94,16 +93,16 @@ class Proxy(Source):
         self._is_quiet.set()
 
     async def close(self) -> None:
-        if self._site is not None and self._runner.addresses:
+        if self._session is None:
+            return
+        if self._runner.addresses:
             await self._site.stop()
         if self._active:
             self._is_quiet.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_quiet.wait(), self._drain_s)
-        if self._runner is not None:
-            await self._runner.cleanup()
-        if self._session is not None:
-            await self._session.close()
+        await self._runner.cleanup()
+        await self._session.close()
         self._order.patience_s = 0.0
         self._hand_over()
 

@@ -1,11 +1,15 @@
 """A shadow with its sources in a thread of its own, and servers for it to stand in front of."""
 
+import asyncio
+import json
+import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from threading import Event, Thread
+from urllib.parse import urlsplit
 
 from kvsim.plans.build import SHADOW, build_run
 from kvsim.plans.plan import Plan
@@ -16,12 +20,16 @@ from kvsim.shadow.settings import ShadowSettings
 from kvsim.shadow.shadow import Shadow
 from kvsim.shadow.sources.base import Source
 from kvsim.shadow.sources.feed import Feed
-from kvsim.shadow.sources.playing import play
+from kvsim.shadow.sources.playing import Playing
 from kvsim.shadow.sources.prompts import Prompts
 from kvsim.shadow.sources.proxy import Proxy
 from kvsim.shadow.sources.salt import Salt
 
 SALT = Salt(b"s" * 32)
+DOC = list(range(1000, 1064))
+ASKED = {"prompt": DOC, "max_tokens": 3}
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+"""How an answer of events begins."""
 PLAIN = ("model=tiny", "tiers.gpu.capacity=1000pages")
 
 
@@ -48,18 +56,21 @@ class Shadowing:
         self.feed = Feed(self.shadow, recording, self.observed, lambda: None, every_s=60.0, most=most)
         self.feed.say = self.lines.append
         self.source = make(self.prompts)
+        self.is_interrupted = False
         self.error: BaseException | None = None
-        self._is_up = Event()
+        self._is_up, self._loop = Event(), asyncio.new_event_loop()
+        self._playing = Playing([self.source], self.feed, self._say)
         self._thread = Thread(target=self._run)
         self._thread.start()
         assert self._is_up.wait(10)
 
     def _run(self) -> None:
         try:
-            play([self.source], self.feed, self._say)
+            self._loop.run_until_complete(self._playing.run())
         except BaseException as error:
             self.error = error
         finally:
+            self._loop.close()
             self._is_up.set()
 
     def _say(self, line: str) -> None:
@@ -76,6 +87,11 @@ class Shadowing:
         """Stop it, and wait for its end."""
         self.feed.on_stop()
         self.join()
+
+    def interrupt(self) -> None:
+        """Let it take a signal."""
+        self.is_interrupted = True
+        self._loop.call_soon_threadsafe(self._playing.interrupt, signal.SIGTERM)
 
     def join(self) -> None:
         """Wait for its end."""
@@ -96,8 +112,9 @@ def shadowing(
     try:
         yield running
     finally:
-        if running._thread.is_alive():
+        if running._thread.is_alive() and not running.is_interrupted:
             running.close()
+        running.join()
     if running.error is not None:
         raise running.error
 
@@ -160,3 +177,19 @@ def request_of(connection: socket.socket) -> bytes:
 def chunk(data: bytes) -> bytes:
     """Return a chunk of a chunked answer."""
     return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def event(content: object) -> bytes:
+    """Return an event of a stream."""
+    return b"data: " + json.dumps(content).encode() + b"\n\n"
+
+
+def raw(url: str, request: bytes) -> bytes:
+    """Return everything that a server answers to these bytes until it closes the connection."""
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=10) as connection:
+        connection.sendall(request)
+        found = b""
+        while part := connection.recv(65536):
+            found += part
+    return found

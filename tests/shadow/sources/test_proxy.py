@@ -4,7 +4,6 @@ import json
 import re
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -15,30 +14,10 @@ import pytest
 
 from kvsim.trace.mooncake import Mooncake
 from tests.servers.emulated import Faults, emulated
-from tests.shadow.sources.shadowing import PLAIN, chunk, proxy, request_of, scripted, shadowing
+from tests.shadow.sources.shadowing import ASKED, DOC, PLAIN, STREAM, chunk, event, proxy, raw, request_of, scripted, shadowing
 
-DOC = list(range(1000, 1064))
-ASKED = {"prompt": DOC, "max_tokens": 3}
-
-
-def event(content: object) -> bytes:
-    return b"data: " + json.dumps(content).encode() + b"\n\n"
-
-
-STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 CACHED = re.compile(r'"cached_tokens":(\d+)')
 USAGE = {"prompt_tokens": 64, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 16}}
-
-
-def raw(url: str, request: bytes) -> bytes:
-    """Everything that a server answers to these bytes until it closes the connection."""
-    parts = urlsplit(url)
-    with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
-        connection.sendall(request)
-        found = b""
-        while part := connection.recv(65536):
-            found += part
-    return found
 
 
 def test_a_request_and_its_answer_pass_unchanged() -> None:
@@ -307,38 +286,3 @@ def test_a_long_answer_does_not_hold_up_those_behind_it(monkeypatch: pytest.Monk
         goes_on.set()
         list(parts)
     assert shadow.shadow.requests == 2
-
-
-BODIES: dict[str, Callable[[], bytes]] = {
-    "empty": lambda: b"",
-    "no JSON": lambda: b"\xff{{{",
-    "deep": lambda: b"[" * 50_000,
-    "no prompt": lambda: b"{}",
-    "wrong types": lambda: json.dumps({"prompt": {"a": 1}, "messages": 5, "text": 1.5, "input_ids": "x"}).encode(),
-    "negative tokens": lambda: json.dumps({"prompt": [-1] * 20, "input_ids": [2**70]}).encode(),
-    "mixed": lambda: json.dumps({"prompt": [[1, 2], "a", None], "text": ["a", 1], "messages": [None]}).encode(),
-    "odd messages": lambda: json.dumps(
-        {"prompt": "\ud800", "text": "", "messages": [{"role": "user", "content": [{}]}]}
-    ).encode(),
-}
-
-
-@pytest.mark.parametrize("name", BODIES)
-def test_bodies_that_cannot_be_read_pass_and_are_counted(name: str) -> None:
-    got: list[bytes] = []
-
-    def script(connection: socket.socket) -> None:
-        got.append(request_of(connection).partition(b"\r\n\r\n")[2])
-        connection.sendall(
-            STREAM
-            + chunk(b'data: {"choices": [{"text": 5}]}\n\ndata: nonsense\n\n')
-            + chunk(event({"text": "a", "meta_info": {}}))
-        )
-        connection.sendall(b"0\r\n\r\n")
-
-    body = BODIES[name]()
-    with scripted(script) as server, shadowing(proxy(server)) as shadow:
-        for path in ("/v1/completions", "/v1/chat/completions", "/generate"):
-            assert httpx.post(shadow.url + path, content=body).status_code == 200
-    assert got == [body] * 3 and len(shadow.lines) <= 1 and shadow.error is None
-    assert all("left out" in line and "nonsense" not in line for line in shadow.lines)
