@@ -46,6 +46,8 @@ class ObservedReplay(Replay):
         """``chunk_tokens`` are those of a prompt that one step computes."""
         super().__init__(server, settings)
         self.chunk_tokens = chunk_tokens
+        self.now_s = 0.0
+        """The time of what happens now."""
 
     def run_observed(self, requests: list[Request], moments: Moments) -> Outcome:
         """Play the requests; those that are not played, or can never fit, are rejected."""
@@ -61,6 +63,7 @@ class ObservedReplay(Replay):
         rows: list[Hits | None] = [None] * len(requests)
         while self._events:
             now, what, number, amount = heappop(self._events)
+            self.now_s = now
             if what == ADMITTED:
                 rows[number] = self._admit(number, now)
             elif number in self._running:

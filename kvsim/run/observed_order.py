@@ -12,8 +12,13 @@ from kvsim.run.play import build_server, check_answers, with_known_answers
 @policies_named
 def replay_observed(plan: Plan, requests: list[Request], moments: Moments) -> Outcome:
     """Replay requests by the moments of a real run. Raises UsageError."""
+    return open_observed(plan, requests).run_observed(requests, moments)
+
+
+def open_observed(plan: Plan, requests: list[Request]) -> ObservedReplay:
+    """Return such a replay before its first moment, with an empty cache. Raises UsageError."""
     plan = with_known_answers(plan.with_own_policies(), requests)
     check_answers(plan, requests)
     graph = build_tiers(plan, requests)
     server = build_server(plan, build_setup(plan, graph, requests), requests, None)
-    return ObservedReplay(server, plan.replay, plan.engine.max_batch_tokens).run_observed(requests, moments)
+    return ObservedReplay(server, plan.replay, plan.engine.max_batch_tokens)

@@ -53,6 +53,13 @@ class ChainKeys:
         """Return the key of the page that follows ``key``; ``page`` is all that tells it from others in that place."""
         return xxhash.xxh3_128_digest(key + page)
 
+    def of_prompt(self, tokens: Sequence[int], page_tokens: int) -> tuple[bytes, ...]:
+        """Return the keys of the whole pages of a prompt."""
+        keys = [self.root()]
+        for end in range(page_tokens, len(tokens) + 1, page_tokens):
+            keys.append(self.after(keys[-1], token_bytes(tokens[end - page_tokens : end])))
+        return tuple(keys[1:])
+
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
     """Return tokens as little-endian 64-bit words. Raises ValueError for tokens that do not fit."""

@@ -34,7 +34,10 @@ class EngineTree:
 
     A block is in a medium from a BlockStored on until a BlockRemoved. vLLM stores a block on the GPU a second time if it has to
     compute it again, as the last one of a prompt that it has as a whole, and then removes it twice, so copies on the GPU are
-    counted. A report of reused blocks is no copy. Groups, which may use the same hashes, are kept apart.
+    counted. A report of reused blocks is no copy. Groups, whose hashes may be the same, are kept apart.
+
+    An event of offloaded blocks may name neither their tokens nor what they follow (vLLM); then they are known by their hashes,
+    or not at all.
 
     After a gap, blocks may be missing here, and others may be gone there. The tree counts as known again when it was cleared, or
     when every block from before the gap has been told of again or removed, and as many blocks have been removed since as it has.
@@ -69,13 +72,15 @@ class EngineTree:
         below = _leading(hashes[known:], [held for place, held in self.places.items() if place[0] == group and held is not here])
         told = Told(parent, [], known, below)
         adds_copies = tier == GPU and not (event.parent_block_hash is None and known == len(hashes))
-        before = parent
+        before, is_blind = parent, parent is None and not event.token_ids
         for hash_, text in zip(hashes, page_texts(event), strict=True):
             block = blocks.get(hash_)
             if block is not None and block.generation < self._generation:
                 block.generation = self._generation
                 self._stale -= 1
-            if block is None or contradicts(block, before):
+            if is_blind:
+                block = blocks[hash_] = block or unknown_block(self._keys, hash_, self._generation)
+            elif block is None or contradicts(block, before):
                 block = blocks[hash_] = new_block(self._keys, before, text, event, self._generation)
             here[hash_] = here.get(hash_, 0) + 1 if adds_copies else 1
             told.blocks.append(block)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from kvsim.core.request import Request
-from kvsim.shadow.live import ChainKeys, LiveRequest, token_bytes
+from kvsim.shadow.live import ChainKeys, LiveRequest
 from tests.workloads import pages_of
 
 KEYS = ChainKeys(b"test")
@@ -11,10 +11,7 @@ KEYS = ChainKeys(b"test")
 
 def keys_of(tokens: Sequence[int], page_tokens: int) -> tuple[bytes, ...]:
     """The keys of the whole pages of tokens."""
-    keys = [KEYS.root()]
-    for end in range(page_tokens, len(tokens) + 1, page_tokens):
-        keys.append(KEYS.after(keys[-1], token_bytes(tokens[end - page_tokens : end])))
-    return tuple(keys[1:])
+    return KEYS.of_prompt(tokens, page_tokens)
 
 
 def from_tokens(prompt: Sequence[int], answer: Sequence[int] = (), *, page_tokens: int, at_s: float = 0.0) -> LiveRequest:

@@ -48,21 +48,21 @@ def test_a_stream_without_end(longest: int, branching: float, eviction: str) -> 
         "larger": plan(f"page_tokens={2 * PAGE_TOKENS}", "preset=vllm_offload", "tiers.gpu.capacity=100pages",
                        "tiers.cpu.capacity=800pages"),
     }  # fmt: skip
-    shadow, stream = Shadow(ghosts, PAGE_TOKENS, ShadowSettings(memory="2MiB")), endless(longest, branching)
+    shadow, stream = Shadow(ghosts, PAGE_TOKENS, ShadowSettings(memory="1MiB")), endless(longest, branching)
     gc.collect()
     tracemalloc.start()
     try:
-        for round_ in range(8):
-            for _ in range(150):
+        for round_ in range(4):
+            for _ in range(120):
                 shadow.request(next(stream))
             gc.collect()
             assert tracemalloc.get_traced_memory()[0] <= shadow._bound.bytes + 0.1 * MIB, f"round {round_}: counted too little"
-            assert shadow._bound.bytes <= 2 * MIB
+            assert shadow._bound.bytes <= MIB
             shadow.check()
     finally:
         tracemalloc.stop()
     seen = shadow.snapshot()
-    assert seen.memory_bytes <= 2 * MIB
+    assert seen.memory_bytes <= MIB
     assert seen.forgotten_pages > 100
     assert "memory was full" in seen.notes[0]
 
@@ -71,20 +71,20 @@ def test_a_stream_without_end(longest: int, branching: float, eviction: str) -> 
 def test_events_without_end(grows: str) -> None:
     """An engine that never removes a block, and requests whose answers never end."""
     shadow = Shadow({"engine": plan(f"page_tokens={PAGE_TOKENS}", "tiers.gpu.capacity=50pages")}, PAGE_TOKENS,
-                    ShadowSettings(memory="2MiB"))  # fmt: skip
+                    ShadowSettings(memory="1MiB"))  # fmt: skip
     gc.collect()
     tracemalloc.start()
     try:
-        for at in range(6000):
+        for at in range(3000):
             parent = at - 1 if at and grows == "answers" else None
             shadow.event("e", batch(0.01 * at, BlockStored((at,), parent, (at,) * PAGE_TOKENS, PAGE_TOKENS)))
         gc.collect()
-        assert tracemalloc.get_traced_memory()[0] <= shadow._bound.bytes + 0.2 * MIB
-        assert shadow._bound.bytes <= 2 * MIB
+        assert tracemalloc.get_traced_memory()[0] <= shadow._bound.bytes + 0.1 * MIB
+        assert shadow._bound.bytes <= MIB
     finally:
         tracemalloc.stop()
     (engine,) = shadow.snapshot().engines
-    assert engine.pages["gpu"] < 6000 and not engine.known
+    assert engine.pages["gpu"] < 3000 and not engine.known
     assert any("of their blocks were forgotten" in note for note in shadow.snapshot().notes)
     shadow.check()
 

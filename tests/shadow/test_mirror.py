@@ -10,7 +10,7 @@ from kvsim.kv_events.messages import AllBlocksCleared, BlockRemoved, BlockStored
 from kvsim.shadow.live import ChainKeys
 from kvsim.shadow.mirror import EngineTree
 from tests.shadow.live import KEYS, keys_of
-from tests.shadow.written import CLEARED, removed, stored
+from tests.shadow.written import CLEARED, hash_of, removed, stored
 from tests.workloads import EXAMPLES
 
 
@@ -73,7 +73,11 @@ def test_a_report_of_reused_blocks_is_no_copy(tree: EngineTree) -> None:
 def test_media_and_groups_are_kept_apart(tree: EngineTree) -> None:
     """Offloaded blocks come without tokens; a block is known as long as it is anywhere."""
     tree.store(stored("ab"))
-    tree.store(BlockStored(tuple(stored("ab").block_hashes), None, (), 0, medium="CPU"))
+    path = tree.store(stored("ab")).blocks[-1].path()
+    offloaded = tree.store(BlockStored((hash_of("ab"), hash_of("a"), hash_of("z")), None, (), 0, medium="CPU"))
+    assert offloaded.blocks[0].path() == path
+    assert [block.is_rooted for block in offloaded.blocks] == [True, True, False]
+    tree.remove(removed("z", medium="CPU"))
     tree.store(stored("ab", group_idx=1, kv_cache_spec_kind="sliding_window"))
     assert tree.pages() == {"cpu, group 0": 2, "gpu, group 0": 2, "gpu, group 1": 2}
     tree.remove(removed("ab", "a"))

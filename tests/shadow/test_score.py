@@ -1,0 +1,192 @@
+"""The score: which events of an engine kvsim predicts."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from kvsim.emulation.served import Extras
+from kvsim.errors import UsageError
+from kvsim.kv_events.codec import decode
+from kvsim.kv_events.dialects import dialect_named, encode
+from kvsim.kv_events.messages import BlockStored
+from kvsim.kv_events.recorded import Message, read_recorded, write_recorded
+from kvsim.report.servers.seen import as_observed, moments_of
+from kvsim.results.observed_file import read_observed, write_observed
+from kvsim.run import play
+from kvsim.shadow.live import LiveRequest
+from kvsim.shadow.recorded_score import requests_of, score_recorded
+from kvsim.shadow.score import REMOVED, STORED, Happened, scored
+from kvsim.shadow.settings import ShadowSettings
+from kvsim.shadow.shadow import Shadow
+from kvsim.shadow.snapshot import Share
+from kvsim.trace.mooncake import Mooncake
+from tests import composing
+from tests.shadow.emulated import emulated
+from tests.shadow.live import KEYS, from_tokens
+from tests.shadow.test_ghosts import plan
+from tests.shadow.written import CLEARED, PAGE_TOKENS, batch, removed, stored
+from tests.workloads import pages_of
+
+
+def happened(*events: tuple[float, str, str]) -> list[Happened]:
+    """Events of the GPU: time, + or - for stored and removed, and the block."""
+    return [Happened(at_s, {"+": STORED, "-": REMOVED}[sign], "gpu", key.encode()) for at_s, sign, key in events]
+
+
+def test_the_same_events_match_whatever_their_order_within_the_time() -> None:
+    score = scored(
+        happened((0, "+", "a"), (0, "+", "b"), (3, "-", "a")), happened((0, "+", "b"), (1, "+", "a"), (2, "-", "a")), 1.0
+    )
+    assert score.stored == {"gpu": Share(2, 0, 0)}
+    assert score.removed == {"gpu": Share(1, 0, 0)}
+    assert score.removed["gpu"].share == 1.0
+
+
+def test_an_event_too_late_is_missed_and_extra() -> None:
+    score = scored(happened((0, "+", "a"), (10, "-", "a")), happened((0, "+", "a"), (5, "-", "a")), 4.0)
+    assert (score.stored["gpu"], score.removed["gpu"]) == (Share(1, 0, 0), Share(0, 1, 1))
+    assert scored(happened((0, "+", "a"), (10, "-", "a")), happened((0, "+", "a"), (5, "-", "a")), 5.0).removed["gpu"] == Share(
+        1, 0, 0
+    )
+
+
+def test_a_block_that_leaves_twice_must_be_predicted_twice() -> None:
+    engine = happened((0, "+", "a"), (1, "-", "a"), (2, "+", "a"), (3, "-", "a"))
+    score = scored(engine, happened((0, "+", "a"), (1, "-", "a")), 60.0)
+    assert (score.stored["gpu"], score.removed["gpu"]) == (Share(1, 1, 0), Share(1, 1, 0))
+
+
+def test_tiers_and_kinds_are_scored_apart_and_unknown_blocks_are_missed() -> None:
+    engine = [Happened(0, STORED, "gpu", b"a"), Happened(0, STORED, "cpu", b"a"), Happened(1, REMOVED, "cpu", None)]
+    score = scored(engine, [Happened(0, STORED, "cpu", b"a"), Happened(0, STORED, "cpu", b"b")], 9.0)
+    assert score.stored == {"cpu": Share(1, 0, 1), "gpu": Share(0, 1, 0)}
+    assert (score.removed, score.removed["cpu"].share) == ({"cpu": Share(0, 1, 0)}, 0.0)
+
+
+EMULATED = [
+    ("vllm", "vllm", ("tiers.gpu.capacity=1500pages",), ["gpu"]),
+    ("vllm", "vllm", ("tiers.gpu.capacity=500pages", "engine.max_batch_tokens=512"), ["gpu"]),
+    ("vllm_offload", "vllm", ("tiers.gpu.capacity=900pages", "tiers.cpu.capacity=4000pages"), ["cpu", "gpu"]),
+    ("sglang", "sglang", ("tiers.gpu.capacity=1500pages",), ["gpu"]),
+]
+
+
+@pytest.mark.parametrize(("preset", "teller", "overrides", "tiers"), EMULATED)
+def test_an_engine_is_predicted_from_what_its_client_has_recorded(
+    preset: str, teller: str, overrides: tuple[str, ...], tiers: list[str], tmp_path: Path
+) -> None:
+    """All that the engine stores and removes is predicted, with the stream of events and the client's record read from files."""
+    settings = (f"preset={preset}", "page_tokens=16", *overrides)
+    run_plan = composing.plan(*settings, command="simulate")
+    seen = emulated(run_plan, teller, 120)
+    messages = [
+        Message(each.ts_s, number, each.rank or 0, b"", encode(each, dialect_named(teller)))
+        for number, each in enumerate(seen.batches)
+    ]
+    write_recorded(tmp_path / "events.kvev.gz", messages)
+    write_observed(tmp_path / "observed.jsonl.gz", seen.run)
+    batches = [decode(message.payload) for message in read_recorded(tmp_path / "events.kvev.gz")]
+    run = read_observed(tmp_path / "observed.jsonl.gz")
+    requests = requests_of(run, seen.prompts, 16, KEYS)
+    score = score_recorded(batches, requests, run_plan, keys=KEYS, moments=moments_of(run))
+    assert {*score.stored} == {*tiers}
+    for share in (*score.stored.values(), *score.removed.values()):
+        assert share.missed == 0, score
+        assert share.extra <= 3, "last pages of answers, which an emulated engine names late"
+    assert score.stored["gpu"].matched > 1500
+    assert score.removed["gpu"].matched > 100
+
+
+def test_without_a_client_the_requests_are_those_that_events_tell_of() -> None:
+    """They are served one after another, so a few events are not predicted."""
+    run_plan = composing.plan("preset=vllm", "page_tokens=16", "tiers.gpu.capacity=1500pages", command="simulate")
+    seen = emulated(run_plan, "vllm", 120)
+    score = score_recorded(seen.batches, None, run_plan, keys=KEYS)
+    assert 0.97 < score.stored["gpu"].share < 1.0
+    assert score.removed["gpu"].share > 0.9
+
+
+def test_full_reports_tell_of_every_request_and_what_it_has_cached() -> None:
+    """With the report mode full, an emulated vLLM tells of all requests; the shadow makes nearly the same requests of them."""
+    settings = ("preset=vllm", "page_tokens=16", "tiers.gpu.capacity=1500pages")
+    seen = emulated(composing.plan(*settings, command="simulate"), "vllm", 120, Extras(reports_hits=True))
+    shadow = Shadow({"engine": plan(*settings)}, 16, ShadowSettings(salt="", window_requests=10))
+    for each in seen.batches:
+        shadow.event("e", each)
+    shadow.flush()
+    (engine,), (ghost,) = shadow.snapshot().engines, shadow.snapshot().ghosts
+    assert abs(engine.requests - 120) <= 6
+    assert abs(engine.hit_rate - seen.run.cached_tokens.sum() / seen.run.prompt_tokens.sum()) < 0.03
+    assert abs(ghost.engine_points) < 3
+    assert engine.score is not None and engine.score.stored["gpu"].share > 0.97
+
+
+def test_a_stream_of_several_ranks_is_refused() -> None:
+    with pytest.raises(UsageError, match="events of several ranks"):
+        score_recorded([batch(0, rank=0), batch(0, rank=1)], None, plan("page_tokens=4"), keys=KEYS)
+
+
+def test_a_shadow_scores_live_and_begins_anew_after_a_gap_and_a_reset() -> None:
+    """A GPU of 4 pages: the third prompt pushes out the first one, from its end on, as vLLM does."""
+    base = (f"page_tokens={PAGE_TOKENS}", "rules=vllm", "tiers.gpu.capacity=4pages", "replay.hold_output=false")
+    shadow = Shadow({"engine": plan(*base)}, PAGE_TOKENS, ShadowSettings(salt=""))
+    shadow.event("e", batch(0.0, stored("ab")))
+    shadow.event("e", batch(1.0, stored("xy")))
+    shadow.event("e", batch(2.0, removed("ab"), removed("a"), stored("pq")))
+    shadow.flush()
+    (engine,) = shadow.snapshot().engines
+    assert (engine.score.stored, engine.score.removed) == ({"gpu": Share(6, 0, 0)}, {"gpu": Share(2, 0, 0)})
+    shadow.lost("e", 1)
+    shadow.event("e", batch(3.0, removed("xy")))
+    shadow.event("e", batch(4.0, CLEARED))
+    shadow.event("e", batch(5.0, stored("ab")))
+    shadow.flush()
+    (engine,) = shadow.snapshot().engines
+    assert (engine.score.stored, engine.score.removed) == ({"gpu": Share(8, 0, 0)}, {"gpu": Share(2, 0, 0)})
+
+
+def test_requests_without_answers_take_them_from_the_events() -> None:
+    """A client knows how long an answer was, not what the engine said."""
+    events = [batch(0.0, stored("ab")), batch(0.2, stored("abc", 2)), batch(9.0, stored("abcd", 3)), batch(20.0, stored("x"))]
+    prompt = [ord(letter) for letter in "ab" for _ in range(PAGE_TOKENS)] + [7]
+    requests = [from_tokens(prompt, page_tokens=PAGE_TOKENS)._replace(output_tokens=2 * PAGE_TOKENS)]
+    score = score_recorded(events, requests, plan(f"page_tokens={PAGE_TOKENS}", "rules=vllm"), keys=KEYS)
+    assert score.stored["gpu"] == Share(3, 2, 0)
+
+
+@pytest.mark.parametrize(("name", "rate", "capacity"), [("stress2_r4_c60000", 4, 60_000), ("stress2_r2.2_c20000", 2.2, 20_000)])
+def test_nearly_all_that_a_recorded_vllm_has_stored_of_prompts_is_predicted(
+    shared: Path, name: str, rate: float, capacity: int
+) -> None:
+    """A recorded schedule tells what each request has hit, so which blocks of its prompt vLLM has stored.
+
+    It does not tell what was removed, when each token came and when a request was admitted: moments are those of a simulation, with
+    tokens at even distances, so that a few hits differ. Requests that were preempted have stored blocks again, and are left out.
+    """
+    folder = shared / "golden" / "schedule"
+    if not folder.is_dir():
+        pytest.skip("compares with recorded schedules that are not part of the repository: ../shared/golden/schedule")
+    run_plan = composing.plan(
+        "preset=vllm", "hardware=linear", "page_tokens=16", "rules.cache_output=true", f"tiers.gpu.capacity={capacity}tokens",
+        command="simulate",
+    )  # fmt: skip
+    trace = Mooncake(path=str(folder / "stress2.jsonl"), answers="unique", rate=rate).load(16)
+    outcome = play.simulate(run_plan.with_own_policies(), trace.requests)
+    lines = gzip.decompress((folder / f"{name}.requests.gz").read_bytes()).decode().splitlines()
+    rows = [line.split() for line in lines if line[0].isdigit()]
+    lives, told = list[LiveRequest](), list[tuple[float, BlockStored]]()
+    for request, (_, first_s, _, hits, preemptions) in zip(trace.requests, rows, strict=True):
+        path = pages_of(request.own_path or ())
+        keys = KEYS.of_prompt([page for page in path for _ in range(16)], 16)
+        pages = request.prompt_tokens // 16
+        lives.append(LiveRequest(request.arrival_s, keys[:pages], request.prompt_tokens, keys[pages:], request.output_tokens))
+        new, hit = path[int(hits) // 16 : pages], int(hits) // 16
+        if new and not int(preemptions):
+            parent = path[hit - 1] if hit else None
+            told.append((float(first_s), BlockStored(tuple(new), parent, tuple(p for p in new for _ in range(16)), 16)))
+    moments = moments_of(as_observed(outcome, "simulated"))
+    batches = [batch(at_s, event) for at_s, event in sorted(told, key=lambda one: one[0])]
+    share = score_recorded(batches, lives, run_plan, keys=KEYS, moments=moments, within_s=600.0).stored["gpu"]
+    assert share.matched > 10_000
+    assert share.share > 0.98, share
