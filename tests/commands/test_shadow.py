@@ -94,7 +94,7 @@ def test_it_stops_after_enough_requests(log: Path, folder: Path) -> None:
             ["events=tcp://localhost:1,tcp://localhost:2", "shadow.replay=[tcp://localhost:3]"],
             "replay must name an address for each",
         ),
-        (["log=log.jsonl", "shadow.tokenizer=model"], "trace.tokenizer: model/tokenizer.json does not exist"),
+        (["log=log.jsonl", "shadow.tokenizer=model"], "shadow.tokenizer: model/tokenizer.json does not exist"),
         (["log=log.jsonl", "engine.max_running_requests=2"], "engine.max_running_requests has no effect on kvsim shadow"),
         (["log=log.jsonl", "trace=mooncake"], "trace has no effect on kvsim shadow"),
         (["log=log.jsonl", "-m"], "-m: kvsim shadow takes a single configuration"),

@@ -33,7 +33,7 @@ class Prompts:
 
     def __init__(self, page_tokens: int, salt: Salt, tokenizer: str | None) -> None:
         """Raises UsageError for a folder without a tokenizer."""
-        self.tokenizer: Tokenizer = ByteText() if tokenizer is None else Tokenizer(tokenizer)
+        self.tokenizer: Tokenizer = ByteText() if tokenizer is None else Tokenizer(tokenizer, "shadow.tokenizer")
         self.read_bytes = False
         """Whether a text has been cut into pages by its bytes."""
         self._has_bytes = tokenizer is None

@@ -44,11 +44,16 @@ class Shadowing:
     """A shadow at work."""
 
     def __init__(
-        self, make: Callable[[Prompts], Source], overrides: Sequence[str], record: Path | None, most: int | None
+        self,
+        make: Callable[[Prompts], Source],
+        overrides: Sequence[str] = PLAIN,
+        record: Path | None = None,
+        most: int | None = None,
+        tokenizer: str | None = None,
     ) -> None:
         plan = plan_of(tuple(overrides))
         self.shadow = Shadow({"as_configured": plan}, plan.page_tokens, ShadowSettings())
-        self.prompts = Prompts(plan.page_tokens, SALT, None)
+        self.prompts = Prompts(plan.page_tokens, SALT, tokenizer)
         self.lines: list[str] = []
         self.said: list[str] = []
         recording = None if record is None else Recording(record, plan.page_tokens, SALT, lambda: "", goes_on=False)
@@ -106,9 +111,10 @@ def shadowing(
     *,
     record: Path | None = None,
     most: int | None = None,
+    tokenizer: str | None = None,
 ) -> Iterator[Shadowing]:
     """Run a source and a shadow during the block. What has failed in it is raised at the end."""
-    running = Shadowing(make, overrides, record, most)
+    running = Shadowing(make, overrides, record, most, tokenizer)
     try:
         yield running
     finally:

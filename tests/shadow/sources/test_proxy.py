@@ -12,9 +12,12 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from kvsim.emulation.apis.base import ApiSettings
+from kvsim.emulation.text import Texts
 from kvsim.trace.mooncake import Mooncake
 from tests.servers.emulated import Faults, emulated
 from tests.shadow.sources.shadowing import ASKED, DOC, PLAIN, STREAM, chunk, event, proxy, raw, request_of, scripted, shadowing
+from tests.trace.models import make_model
 
 CACHED = re.compile(r'"cached_tokens":(\d+)')
 USAGE = {"prompt_tokens": 64, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 16}}
@@ -119,6 +122,30 @@ def test_a_chat_is_known_with_its_answer_and_nothing_of_it_is_recorded(tmp_path:
     whole = first["hash_ids"] + first["output_hash_ids"]
     assert len(whole) > len(first["hash_ids"]) > 3 and second["hash_ids"][: len(whole)] == whole
     assert "secret" not in record.read_text() and shadow.prompts.read_bytes
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_chat_is_the_tokens_that_the_server_makes_of_it(dialect: str, stream: bool, tmp_path: Path) -> None:
+    """With the model's tokenizer and template, each turn hits as much as in the server, the answers before it included."""
+    model = make_model(tmp_path / "model")
+    overrides = (f"preset={dialect}", "page_tokens=16", "model=tiny", "tiers.gpu.capacity=100pages")
+    settings, messages = ApiSettings(texts=Texts(model)), list[dict[str, str]]()
+    with (
+        emulated(overrides, dialect=dialect, speed=1000.0, settings=settings) as server,
+        shadowing(proxy(server.url), overrides, tokenizer=model) as shadow,
+    ):
+        for question in ("What is the weather like today? " * 8, "It rains. " * 5, "Why?"):
+            messages.append({"role": "user", "content": question})
+            body: dict[str, Any] = {"messages": messages, "max_tokens": 40, "stream": stream}
+            body |= {"stream_options": {"include_usage": True}} if stream else {}
+            answer = httpx.post(shadow.url + "/v1/chat/completions", json=body, timeout=20)
+            assert answer.status_code == 200, answer.text
+            texts = re.findall(r'"content": ?"([^"]*)"', answer.text)
+            messages.append({"role": "assistant", "content": "".join(texts)})
+    (ghost,) = shadow.shadow.snapshot().ghosts
+    assert (ghost.requests, ghost.checked_requests, ghost.alike_requests) == (3, 3, 3) and ghost.hit_rate > 0.5
+    assert shadow.prompts.other_lengths == 0 and not shadow.prompts.read_bytes
 
 
 @pytest.mark.parametrize("status", [400, 429, 503])

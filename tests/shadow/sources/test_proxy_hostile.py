@@ -120,7 +120,7 @@ def test_requests_pass_after_the_shadow_has_failed(monkeypatch: pytest.MonkeyPat
         raise ZeroDivisionError
 
     with emulated(PLAIN, speed=1000.0) as server:
-        shadow = Shadowing(proxy(server.url), PLAIN, None, None)
+        shadow = Shadowing(proxy(server.url))
         monkeypatch.setattr(shadow.shadow, "request", fail)
         for _ in range(3):
             assert httpx.post(shadow.url + "/v1/completions", json=ASKED, timeout=20).status_code == 200
