@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from kvsim.commands.application import run_application
-from kvsim.errors import WrongResult
+from kvsim.errors import UsageError, WrongResult
 from kvsim.files.locking import Lock
 from kvsim.plans.build import SHADOW, build_run
 from kvsim.plans.construct import construct
@@ -21,6 +21,7 @@ from kvsim.plans.plan import Plan
 from kvsim.report.shadow.live_table import LiveTable
 from kvsim.settings.configuration import Asked, check_run_here, quoted, without_hydra
 from kvsim.settings.sources import flags
+from kvsim.settings.unused_settings import keys_of
 from kvsim.shadow.ghost_plans import ghost_plans
 from kvsim.shadow.metrics import MetricsServer
 from kvsim.shadow.outputs import Outputs
@@ -80,6 +81,10 @@ def start(asked: Asked) -> None:
     node = node["shadow"]
     plan = build_run(config, command=SHADOW, overrides=overrides, choices=choices)
     source_settings = construct(SourceSettings, _part(node, SourceSettings), "shadow")
+    try:
+        source_settings.check_given({key.removeprefix("shadow.") for key in keys_of(overrides) if key.startswith("shadow.")})
+    except ValueError as error:
+        raise UsageError(f"shadow.{error}") from None
     own = {"requests_from_events": not source_settings.has_own_requests}
     watching = Watching(
         ghost_plans(plan, overrides, node["ghosts"]),

@@ -1,5 +1,6 @@
 """Where ``kvsim shadow`` gets requests and events from, and where it shows what it found."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -7,6 +8,11 @@ from kvsim.numbers import MOST_SECONDS, Real, Whole, check_settings
 from kvsim.servers.settings import is_address
 
 PORTS = Whole(0, 65535)
+NEEDS = {
+    "patience_s": ("listen",), "drain_s": ("listen",), "host": ("listen", "metrics_port"),
+    "replay": ("events",), "ranks": ("events",), "topic": ("events",),
+}  # fmt: skip
+"""Settings, and those of which one must be set for them to have an effect."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +69,12 @@ class SourceSettings:
             raise ValueError(f"record must not end in .gz or .zst, as {self.record}: lines are appended one by one")
         if self.salt_file is not None and self.record is None:
             raise ValueError("salt_file has no effect without record: leave it out, or set shadow.record")
+
+    def check_given(self, names: Collection[str]) -> None:
+        """Raise ValueError if one of the settings that the user has given has no effect."""
+        for name, needed in NEEDS.items():
+            if name in names and all(getattr(self, one) in (None, []) for one in needed):
+                raise ValueError(f"{name} has no effect without {' or '.join(needed)}: leave it out")
 
     def _check_sources(self) -> None:
         """Raise ValueError for sources that exclude each other, or of which a part is missing."""
