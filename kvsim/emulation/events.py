@@ -19,6 +19,7 @@ from kvsim.engine.substrate import Work
 from kvsim.engine.watch import EngineWatch
 from kvsim.kv_events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch
 from kvsim.pages.extents import Extent, join_extents, split_extents
+from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 
 Send = Callable[[tuple[Event, ...]], None]
 """Takes what has happened in a step."""
@@ -45,6 +46,9 @@ class EngineEvents(EngineWatch):
     """
 
     def __init__(self, teller: Teller, blocks: Blocks, engine: Engine, send: Send, *, self_describing: bool) -> None:
+        substrate = engine.substrate
+        assert isinstance(substrate, SimulatedSubstrate)
+        self._leap_s = substrate.steps.leap_s
         self._teller, self._blocks, self._engine, self._send = teller, blocks, engine, send
         self._self_describing = self_describing
         self._pending: list[Change | Event] = []
@@ -67,29 +71,31 @@ class EngineEvents(EngineWatch):
 
     def _continues(self, last: Change, tier: Tier, page: int) -> bool:
         """Whether a page that has been stored is the next one on the path of the last change."""
-        if not last.is_stored or last.medium != self._teller.media[tier.name]:
+        if not last.is_stored or last.medium != self._teller.medium(tier):
             return False
         block, before = self._blocks[page], last.pages[-1]
         return block.before == before and block.session == self._blocks[before].session
 
     def dropped(self, tier: Tier, extents: tuple[Extent, ...]) -> None:
         pages, last = list(pages_of(extents)), self._pending[-1] if self._pending else None
+        if isinstance(last, AllBlocksCleared):
+            return  # part of it
         if self._teller.removes_singly and not tier.level:
             self._pending += [self._change(tier, [page], is_stored=False) for page in reversed(pages)]
-        elif isinstance(last, Change) and not last.is_stored and last.medium == self._teller.media[tier.name]:
+        elif isinstance(last, Change) and not last.is_stored and last.medium == self._teller.medium(tier):
             last.pages += pages
         elif pages:
             self._pending.append(self._change(tier, pages, is_stored=False))
         self._await_step()
 
     def _change(self, tier: Tier, pages: list[int], *, is_stored: bool) -> Change:
-        return Change(self._teller.media[tier.name], is_stored, not tier.level, tier.told_unit, pages)
+        return Change(self._teller.medium(tier), is_stored, not tier.level, tier.told_unit, pages)
 
     def emptied(self, gpu: Tier | None) -> None:
         self._is_computing = False
         if gpu is None:
             self._pending = [AllBlocksCleared()]
-            self.tell()
+            self._await_step()
 
     def admitted(self, lease: Lease, pages: int, load_pages: int) -> None:
         served = self.under_way.get(lease.request.index)
@@ -98,7 +104,7 @@ class EngineEvents(EngineWatch):
         request = served.request
         path = join_extents(request.runs, request.output_runs or ())
         hits = list(pages_of(split_extents(path, lease.gpu_pages)[0]))
-        event = self._stored_event(self._teller.media[self._engine.gpu.name], hits)
+        event = self._stored_event(self._teller.medium(self._engine.gpu), hits)
         self._pending.append(structs.replace(event, session_id=served.extras.session))
 
     # --- when it is told -----------------------------------------------------------------------------------------------------
@@ -110,13 +116,15 @@ class EngineEvents(EngineWatch):
                 self._watch_leap(work, done)
 
     def _watch_leap(self, work: Work, done: Happening) -> None:
-        """Let a leap end with the step that fills the first page."""
+        """Let a leap end with the first step that takes a page: it names the page before it, where pages are taken late."""
+        if not self._engine.cache.takes_pages_late:
+            return
         size = self._blocks.page_tokens
-        grown = [job.request.prompt_tokens + job.generated - 1 for job in work.decoding if isinstance(job, Job)]
-        steps = min([size - tokens % size for tokens in grown], default=work.max_steps)
+        computed = [job.cached_tokens(work.decode_step) for job in work.decoding if isinstance(job, Job)]
+        steps = min([-tokens % size + 1 for tokens in computed], default=work.max_steps)
         if steps < work.max_steps:
-            leap_s = self._engine.substrate.steps.leap_s  # type: ignore[attr-defined]
-            middle_s = (leap_s(work, steps - 1) + leap_s(work, steps)) / 2 if steps > 1 else leap_s(work, 1) / 2
+            before_s = self._leap_s(work, steps - 1) if steps > 1 else 0.0
+            middle_s = (before_s + self._leap_s(work, steps)) / 2
             self._engine.env.timeout(middle_s).callbacks.append(lambda _: self._end_leap(done))
 
     def _end_leap(self, done: Happening) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 
 from kvsim.cluster.held_pages import HeldPages
 from kvsim.core.tier import Tier
-from kvsim.pages.extents import Extent
+from kvsim.pages.extents import Extent, count_pages
 from kvsim.trace.page_index import PageIndex
 
 LEAST_PAGES = 1 << 16
@@ -15,8 +15,8 @@ class LivePages(PageIndex):
     """Assigns page ids as a ``PageIndex`` does, and keeps those that matter.
 
     A page is forgotten if no tier has it, no request under way has it, and no request has asked for it since pages were last
-    forgotten, which is done whenever the index has doubled. If it comes again, it has a new id. So results are those of an
-    index that forgets nothing, but for policies that remember pages which have left for longer than that.
+    forgotten, which is done when there are as many new ones as pages that matter. If it comes again, it has a new id. So results
+    are those of an index that forgets nothing, but for policies that remember pages which have left for longer than that.
     """
 
     def __init__(self, tiers: Sequence[Tier]) -> None:
@@ -57,7 +57,8 @@ class LivePages(PageIndex):
         if any(tier.held_pages and not held.pages for tier, held in self._held):
             self._limit *= 2  # a tier that tells nobody what it has
             return
-        extents = [*under_way, *self._asked, *[extent for _, held in self._held for extent in held.extents()]]
+        needed = [*under_way, *[extent for _, held in self._held for extent in held.extents()]]
+        extents = [*needed, *self._asked]
         kept = {page for start, pages in extents for page in range(start, start + pages)}
         for page in reversed(self._ids.values()):
             if page in kept:
@@ -67,4 +68,4 @@ class LivePages(PageIndex):
         for tell in self.on_forget:
             tell(kept)
         self._asked.clear()
-        self._limit = max(LEAST_PAGES, 2 * len(self._ids))
+        self._limit = len(self._ids) + max(LEAST_PAGES, count_pages(needed))

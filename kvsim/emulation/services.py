@@ -1,6 +1,7 @@
 """Emulated servers side by side, each with an engine and a port of its own, until they are told to stop."""
 
 import asyncio
+import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -136,7 +137,7 @@ async def _listening(api: Api, settings: ServeSettings, number: int) -> AsyncIte
             try:
                 await server.start(settings.host, port)
             except OSError as error:
-                problem = (error.strerror or str(error)).lower()
+                problem = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error)
                 raise UsageError(
                     f"serve.port: {settings.host}:{port} cannot be had, {problem}: choose another with serve.port=PORT"
                 ) from None

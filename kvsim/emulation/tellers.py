@@ -1,8 +1,8 @@
 """How engines tell of their caches: a row for each."""
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
+from kvsim.core.tier import Tier
 from kvsim.kv_events.hashes import SGLANG, VLLM, BlockHashing
 
 
@@ -12,8 +12,8 @@ class Teller(NamedTuple):
     dialect: str
     """The encoding that it writes now, a name of ``DIALECTS``."""
     hashing: BlockHashing
-    media: Mapping[str, str]
-    """What it calls the tiers, by their names."""
+    media: tuple[str, ...]
+    """What it calls the tiers, by their levels; the last stands for all below."""
     group_idx: int | None = None
     """The group of layers that its blocks belong to."""
     spec_kind: str | None = None
@@ -27,12 +27,16 @@ class Teller(NamedTuple):
     reports_hits: bool = False
     """Whether a request can ask for its hits to be told."""
 
+    def medium(self, tier: Tier) -> str:
+        """Return what it calls a tier."""
+        return self.media[min(tier.level, len(self.media) - 1)]
+
 
 TELLERS = {
     "vllm": Teller(
         "vllm",
         VLLM,
-        {"gpu": "GPU", "cpu": "CPU", "disk": "STORAGE", "remote": "STORAGE"},
+        ("GPU", "CPU", "STORAGE"),
         group_idx=0,
         spec_kind="full_attention",
         has_extra_keys=True,
@@ -40,5 +44,5 @@ TELLERS = {
         offloads_blindly=True,
         reports_hits=True,
     ),
-    "sglang": Teller("sglang", SGLANG, {"gpu": "GPU", "cpu": "CPU_PINNED", "disk": "DISK", "remote": "EXTERNAL"}),
+    "sglang": Teller("sglang", SGLANG, ("GPU", "CPU_PINNED", "DISK", "EXTERNAL")),
 }

@@ -23,7 +23,6 @@ TIER_OF_MEDIUM = {
     "storage": DISK,
     "disk": DISK,
     "external": EXTERNAL,
-    "remote": EXTERNAL,
 }
 """Media in lower case, and where they are. vLLM: GPU, CPU, STORAGE. SGLang: GPU, CPU_PINNED, DISK, EXTERNAL. Connectors: cpu."""
 
@@ -59,7 +58,7 @@ class BlockStored(Struct, frozen=True, tag=True, gc=False):
     """vLLM: full_attention, sliding_window, mamba, ..."""
     kv_cache_spec_sliding_window: int | None = None
     locality: str | None = None
-    """vLLM: LOCAL or REMOTE."""
+    """vLLM: LOCAL if the publisher itself has them."""
     ownership: str | None = None
     """vLLM: the secondary tier that tells it."""
     session_id: str | None = None

@@ -73,8 +73,9 @@ class Subscriber:
         replay_timeout_s: float = REPLAY_TIMEOUT_S,
         tell: Callable[[str], None] = _log.warning,
     ) -> None:
-        """``endpoint`` is that of rank 0; it is connected to, or, with a wildcard for the host, engines connect to it. ``tell``
-        takes a line on what is wrong. Raises UsageError for what is no endpoint."""
+        """``endpoint`` is that of rank 0; it is connected to, or, with a wildcard for the host, engines connect to it.
+        ``replay_timeout_s`` is how long the next message of a replay may take. ``tell`` takes a line on what is wrong. Raises
+        UsageError for what is no endpoint."""
         self.endpoints = [endpoint_of(endpoint, rank) for rank in range(ranks)]
         replays = [None if replay_endpoint is None else endpoint_of(replay_endpoint, rank) for rank in range(ranks)]
         self.listening: list[str] = []
@@ -194,10 +195,11 @@ class Subscriber:
         asked.rcvhwm = 0
         found: list[tuple[int, bytes]] = []
         try:
-            async with asyncio.timeout(self._replay_timeout_s):
+            async with asyncio.timeout(self._replay_timeout_s) as limit:
                 asked.connect(endpoint)
                 await asked.send_multipart((b"", first.to_bytes(SEQUENCE_BYTES, "big")))
                 while (frames := await asked.recv_multipart())[-2:-1] != [END]:
+                    limit.reschedule(asyncio.get_running_loop().time() + self._replay_timeout_s)
                     number, payload = frames[-2:]  # before them, nothing and, of newer engines, the topic
                     sequence = int.from_bytes(number, "big")
                     if (found[-1][0] + 1 if found else first) <= sequence < before:

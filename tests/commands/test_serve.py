@@ -135,20 +135,27 @@ def test_events_are_published_where_they_are_wanted(monkeypatch: pytest.MonkeyPa
     stored: list[int] = []
 
     def client(lines: Lines) -> None:
-        asyncio.run(listen(lines))
+        asyncio.run(asyncio.wait_for(listen(lines), 20))
 
     async def listen(lines: Lines) -> None:
+        """Ask for more until an event comes: those before the subscription was there are replayed with it."""
         *_, events, replay = [word.rstrip(",;") for word in lines.text.split() if word.startswith("tcp://")]
         async with Subscriber(events, replay) as subscriber:
-            await asyncio.to_thread(complete, lines.urls[0])
+            asks = asyncio.create_task(ask(lines.urls[0]))
             async for received in subscriber:
                 stored.extend(len(event.block_hashes) for event in received.batch.events if isinstance(event, BlockStored))
                 if sum(stored) >= 6:
-                    return
+                    break
+            asks.cancel()
+
+    async def ask(url: str) -> None:
+        for first in range(100):
+            await asyncio.to_thread(complete, url, prompt=list(range(first * 1000, first * 1000 + 100)))
+            await asyncio.sleep(0.2)
 
     words = ("serve.events=tcp://127.0.0.1:*", "serve.replay=tcp://127.0.0.1:*", "serve.speed=20")
     code, _ = served(monkeypatch, *SMALL, *words, client=client)
-    assert code == 0 and sum(stored) == 6, "100 tokens and the answer's are six full blocks"
+    assert code == 0 and sum(stored[:1]) == 6, "100 tokens are six full blocks"
 
 
 def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +175,7 @@ def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (("trace=synthetic",), "trace has no effect on kvsim serve"),
         (("routing=random", "cluster.engines=2"), "routing has no effect on kvsim serve"),
-        (("cluster.prefill=1", "cluster.decode=1"), "cluster.decode has no effect on kvsim serve"),
+        (("cluster.prefill=1", "cluster.decode=1"), "cluster.prefill has no effect on kvsim serve"),
         (("preset=vllm_offload", "cluster.engines=2"), "2 engines of a host share what it has below their GPUs"),
         (("cluster.engines_per_host=1",), "cluster.engines_per_host has no effect with one engine"),
         (("serve.api=vlm",), "serve.api must be one of vllm, sglang, openai, or null, not vlm"),

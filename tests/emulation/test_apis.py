@@ -123,7 +123,7 @@ def test_several_answers_are_one_stream(vllm: Emulated) -> None:
         texts[choice["index"]] += choice["text"]
     assert [len(text.split()) for text in texts] == [20] * 3
     assert events[-1]["choices"] == [] and events[-1]["usage"]["completion_tokens"] == 60
-    assert events[-2]["usage"]["completion_tokens"] == 60 and events[0]["usage"]["completion_tokens"] < 60
+    assert events[-2]["usage"]["completion_tokens"] == 60
 
 
 def test_a_batch_of_sglang_is_a_list(sglang: Emulated) -> None:
@@ -184,7 +184,8 @@ def test_answers_are_as_long_as_they_are_drawn_unless_the_client_insists() -> No
             return reply["usage"]["completion_tokens"], reply["choices"][0]["finish_reason"]
 
         drawn = [ask() for _ in range(20)]
-        assert 7 < sum(tokens for tokens, _ in drawn) / 20 < 13 and {reason for _, reason in drawn} == {"stop"}
+        assert 7 < sum(tokens for tokens, _ in drawn) / 20 < 13
+        assert all(reason == ("length" if tokens == 40 else "stop") for tokens, reason in drawn)
         assert ask(ignore_eos=True) == (40, "length") and ask(min_tokens=30)[0] >= 30 and ask(max_tokens=1) == (1, "length")
 
 

@@ -80,6 +80,7 @@ def test_a_file_cut_off_anywhere_has_the_messages_before(tmp_path: Path) -> None
         (gzip.compress(MAGIC + struct.pack(">dQHHI", 1.0, 5, 0, 0, 1 << 31)), "after sequence number 5: damaged"),
         (gzip.compress(MAGIC)[:12] + b"\xff\xff\xff" + gzip.compress(MAGIC)[15:], "damaged|not a recorded stream|CRC"),
     ],
+    ids=["not packed", "other text", "empty", "huge", "damaged"],
 )
 def test_what_is_no_recorded_stream_is_said_in_one_line(tmp_path: Path, data: bytes, problem: str) -> None:
     path = tmp_path / "stream.gz"

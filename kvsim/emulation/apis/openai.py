@@ -38,12 +38,13 @@ class Asked(msgspec.Struct):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
+    session_id: str | None = None
     vllm_xargs: dict[str, Any] | None = None
 
     def extras(self, headers: Mapping[str, str]) -> Extras:
         """Return what is said of the request besides."""
         reports_hits = (self.vllm_xargs or {}).get("kv_cache_report_mode") == "full"
-        return Extras(self.cache_salt or None, headers.get(SESSION_HEADER), reports_hits)
+        return Extras(self.cache_salt or None, self.session_id or headers.get(SESSION_HEADER), reports_hits)
 
     def wanted(self, default: int) -> Wanted:
         """Return how long an answer shall be."""

@@ -24,8 +24,10 @@ TOKEN_S = (
 PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 REASONS = ("stop", "length", "abort", "error", "repetition")
 COMPUTED, HIT, LOADED = "local_compute", "local_cache_hit", "external_kv_transfer"
-MEDIA = {"gpu": "device", "cpu": "host", "disk": "disk", "remote": "external_unspecified"}
-SOURCES = ("device", "host", "p2p", "disk", "external_unspecified")
+MEDIA = {"gpu": "device", "cpu": "host", "disk": "disk"}
+ELSEWHERE = "external_unspecified"
+"""The medium of any other tier."""
+SOURCES = ("device", "host", "p2p", "disk", ELSEWHERE)
 
 
 def token_buckets(most: int) -> list[float]:
@@ -104,7 +106,7 @@ class VllmMetrics(Metrics):
             self._by_source[source].inc(tokens)
         self._cached.inc(gpu + below)
         for name, tokens in zip(names, served.cached_tokens, strict=False):
-            self._cached_by_source[MEDIA[name]].inc(tokens)
+            self._cached_by_source[MEDIA.get(name, ELSEWHERE)].inc(tokens)
         self._generated.inc()
         self._ttft.observe(self.real_s(served.first_token_s - served.request.arrival_s))
 
