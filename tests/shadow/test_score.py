@@ -15,7 +15,7 @@ from kvsim.report.servers.seen import as_observed, moments_of
 from kvsim.results.observed_file import read_observed, write_observed
 from kvsim.run import play
 from kvsim.shadow.live import LiveRequest
-from kvsim.shadow.recorded_score import requests_of, score_recorded
+from kvsim.shadow.recorded_score import _told, requests_of, score_recorded
 from kvsim.shadow.score import REMOVED, STORED, Happened, scored
 from kvsim.shadow.settings import ShadowSettings
 from kvsim.shadow.shadow import Shadow
@@ -98,13 +98,19 @@ def test_an_engine_is_predicted_from_what_its_client_has_recorded(
     assert score.removed["gpu"].matched > 100
 
 
-def test_without_a_client_the_requests_are_those_that_events_tell_of() -> None:
-    """They are served one after another, so a few events are not predicted."""
-    run_plan = composing.plan("preset=vllm", "page_tokens=16", "tiers.gpu.capacity=1500pages", command="simulate")
-    seen = emulated(run_plan, "vllm", 120)
+@pytest.mark.parametrize(
+    ("engine", "stored", "removed", "requests"), [("vllm", 0.9971, 0.9824, 113), ("sglang", 0.9686, 0.8590, 82)]
+)
+def test_without_a_client_the_requests_are_those_that_events_tell_of(
+    engine: str, stored: float, removed: float, requests: int
+) -> None:
+    """Not all are seen, and they are served one after another, so some events are not predicted: docs/reference/shadow.md."""
+    run_plan = composing.plan(f"preset={engine}", "page_tokens=16", "tiers.gpu.capacity=1500pages", command="simulate")
+    seen = emulated(run_plan, engine, 120)
     score = score_recorded(seen.batches, None, run_plan, keys=KEYS)
-    assert 0.97 < score.stored["gpu"].share < 1.0
-    assert score.removed["gpu"].share > 0.9
+    assert score.stored["gpu"].share == pytest.approx(stored, abs=1e-4)
+    assert score.removed["gpu"].share == pytest.approx(removed, abs=1e-4)
+    assert len(_told(seen.batches, 16, KEYS)[1]) == requests
 
 
 def test_full_reports_tell_of_every_request_and_what_it_has_cached() -> None:
@@ -116,8 +122,9 @@ def test_full_reports_tell_of_every_request_and_what_it_has_cached() -> None:
         shadow.event("e", each)
     shadow.flush()
     (engine,), (ghost,) = shadow.snapshot().engines, shadow.snapshot().ghosts
-    assert abs(engine.requests - 120) <= 6
-    assert abs(engine.hit_rate - seen.run.cached_tokens.sum() / seen.run.prompt_tokens.sum()) < 0.03
+    assert engine.requests == 119
+    assert engine.hit_rate == pytest.approx(0.5998, abs=1e-4)
+    assert seen.run.cached_tokens.sum() / seen.run.prompt_tokens.sum() == pytest.approx(0.5960, abs=1e-4)
     assert abs(ghost.engine_points) < 3
     assert engine.score is not None and engine.score.stored["gpu"].share > 0.97
 
@@ -161,7 +168,7 @@ def test_nearly_all_that_a_recorded_vllm_has_stored_of_prompts_is_predicted(
 ) -> None:
     """A recorded schedule tells what each request has hit, so which blocks of its prompt vLLM has stored.
 
-    It does not tell what was removed, when each token came and when a request was admitted: moments are those of a simulation, with
+    It does not tell what was removed, nor when a request was admitted or a token came: moments are those of a simulation, with
     tokens at even distances, so that a few hits differ. Requests that were preempted have stored blocks again, and are left out.
     """
     folder = shared / "golden" / "schedule"
