@@ -3,11 +3,13 @@
 from collections import deque
 
 from kvsim.report.shadow.drawing import Line
+from kvsim.results.statistics import mean_of
 from kvsim.shadow.live import LiveRequest
 from kvsim.shadow.snapshot import Snapshot
 
 MOST_POINTS = 600
 """Points kept of each line; at that number, every second one is dropped and half as many are taken from then on."""
+LEAST_STRETCHES = 3
 ENGINE = "the engine"
 
 
@@ -34,6 +36,31 @@ class Observed:
     def hit_rate(self) -> float | None:
         """Cached tokens per prompt token; None if it says nothing."""
         return self._cached / self._prompts if self._prompts else None
+
+
+class Stretches:
+    """How much the ghosts' gains vary from one stretch of ``window`` requests to the next; stretches do not overlap."""
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._next = window
+        self._gains: dict[str, deque[float]] = {}
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Take the gains over the last ``window`` requests, if no earlier stretch has any of them."""
+        if snapshot.requests < self._next:
+            return
+        self._next = snapshot.requests + self._window
+        first = snapshot.ghosts[0].recent_hit_rate
+        for ghost in snapshot.ghosts[1:]:
+            if first is not None and ghost.recent_hit_rate is not None:
+                gains = self._gains.setdefault(ghost.name, deque(maxlen=MOST_POINTS))
+                gains.append(100 * (ghost.recent_hit_rate - first))
+
+    def noise(self) -> dict[str, float]:
+        """Return half of the 95 % interval of each ghost's mean gain, in points, from three stretches on."""
+        means = {name: mean_of(gains) for name, gains in self._gains.items() if len(gains) >= LEAST_STRETCHES}
+        return {name: mean.half_width for name, mean in means.items() if mean is not None and mean.half_width is not None}
 
 
 class History:

@@ -6,7 +6,7 @@ from pathlib import Path
 from kvsim.errors import UsageError
 from kvsim.report.shadow.live_table import LiveTable
 from kvsim.report.shadow.page import LivePage, Occupancy, write_page
-from kvsim.shadow.history import History, Observed
+from kvsim.shadow.history import History, Observed, Stretches
 from kvsim.shadow.metrics import Seen
 from kvsim.shadow.recording import Recording
 from kvsim.shadow.shadow import Shadow
@@ -33,24 +33,28 @@ class Outputs:
         self._command = command
         self._every_s = every_s
         self.history = History()
+        self._stretches = Stretches(shadow.settings.window_requests)
 
     def refresh(self) -> None:
         """Show everything as it is now."""
         snapshot = self._look()
         engine = self.observed.hit_rate
-        self._table.show(tables(snapshot, engine), self._notes(snapshot), in_short(snapshot, engine), time.monotonic())
+        self._table.show(
+            tables(snapshot, engine, self._stretches.noise()), self._notes(snapshot), in_short(snapshot, engine), time.monotonic()
+        )
         self._write(snapshot, self._every_s)
 
     def end(self) -> Snapshot:
         """Show everything as it is at the end. Returns that."""
         snapshot = self._look()
-        self._table.end(tables(snapshot, self.observed.hit_rate), self._notes(snapshot))
+        self._table.end(tables(snapshot, self.observed.hit_rate, self._stretches.noise()), self._notes(snapshot))
         self._write(snapshot, None)
         return snapshot
 
     def _look(self) -> Snapshot:
         snapshot, engine = self.shadow.snapshot(), self.observed.hit_rate
         self.history.add(snapshot, engine)
+        self._stretches.add(snapshot)
         problems = {} if self.feed is None else dict(self.feed.problems)
         self.latest = Seen(snapshot, engine, None if self.recording is None else self.recording.lines, problems)
         return snapshot
@@ -68,7 +72,7 @@ class Outputs:
             headlines=headlines(snapshot),
             facts=facts(snapshot, None if self.recording is None else self.recording.lines),
             warnings=self._notes(snapshot),
-            tables=tables(snapshot, self.observed.hit_rate),
+            tables=tables(snapshot, self.observed.hit_rate, self._stretches.noise()),
             lines=self.history.lines(),
             occupancy=[
                 Occupancy(ghost.name, tier, pages, capacity)

@@ -1,6 +1,6 @@
 """A snapshot in words and tables, for the terminal and the page."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kvsim.report.summary import Table
 from kvsim.results.rates import UNKNOWN, count, percent, size
@@ -9,6 +9,7 @@ from kvsim.shadow.snapshot import EngineView, GhostView, Share, Snapshot
 
 MOST_HEADLINES = 6
 SAME = "as configured"
+VARIES = " ±: half of the 95 % interval of the mean gain over stretches of that many requests, if these are alike."
 
 
 def points(value: float | None) -> str:
@@ -41,26 +42,31 @@ def numbers(snapshot: Snapshot) -> dict[str, float]:
     return found
 
 
-def tables(snapshot: Snapshot, engine: float | None) -> list[Table]:
-    """Return the table of ghosts and, if there are events, that of engines."""
+def tables(snapshot: Snapshot, engine: float | None, noise: Mapping[str, float]) -> list[Table]:
+    """Return the table of ghosts and, if there are events, that of engines. ``noise`` is that of points, by ghost."""
     heard = [one for one in snapshot.engines if one.stored or one.removed or one.cleared or one.lost_batches]
-    return [_ghosts(snapshot, engine), *([_engines(heard)] if heard else [])]
+    return [_ghosts(snapshot, engine, noise), *([_engines(heard)] if heard else [])]
 
 
-def _ghosts(snapshot: Snapshot, engine: float | None) -> Table:
+def _ghosts(snapshot: Snapshot, engine: float | None, noise: Mapping[str, float]) -> Table:
     ghosts = snapshot.ghosts
     tiers = list(dict.fromkeys(tier for ghost in ghosts for tier in ghost.hit_rate_by_tier))
     by_tier = tiers if len(tiers) > 1 else []
     columns = ("cache", "points", "hit rate", "recent", *(f"from {tier}" for tier in by_tier), "settings")
-    rows = [_ghost(ghost, by_tier, is_first=number == 0) for number, ghost in enumerate(ghosts)]
+    rows = [_ghost(ghost, by_tier, "" if not number else _gain(ghost, noise)) for number, ghost in enumerate(ghosts)]
     if engine is not None:
         rows.insert(0, (ENGINE, "", "", percent(engine), *("" for _ in by_tier), "as it says itself"))
-    return Table("Ghost caches", columns, rows, _agreement(ghosts[0]))
+    return Table("Ghost caches", columns, rows, _agreement(ghosts[0]) + VARIES * bool(noise))
 
 
-def _ghost(ghost: GhostView, by_tier: Sequence[str], *, is_first: bool) -> tuple[str, ...]:
+def _gain(ghost: GhostView, noise: Mapping[str, float]) -> str:
+    if ghost.points is None:
+        return UNKNOWN
+    return f"{ghost.points:+.1f}" + (f" ± {noise[ghost.name]:.1f}" if ghost.name in noise else "")
+
+
+def _ghost(ghost: GhostView, by_tier: Sequence[str], gain: str) -> tuple[str, ...]:
     settings = f"stopped: {ghost.problem}" if ghost.problem else ghost.differs or SAME
-    gain = "" if is_first else UNKNOWN if ghost.points is None else f"{ghost.points:+.1f}"
     shares = (percent(ghost.hit_rate_by_tier.get(tier)) if ghost.hit_rate is not None else UNKNOWN for tier in by_tier)
     return (ghost.name, gain, percent(ghost.hit_rate), percent(ghost.recent_hit_rate), *shares, settings)
 

@@ -2,8 +2,10 @@
 
 from itertools import pairwise
 
+import pytest
+
 from kvsim.report.summary import Table
-from kvsim.shadow.history import MOST_POINTS, History, Observed
+from kvsim.shadow.history import MOST_POINTS, History, Observed, Stretches
 from kvsim.shadow.live import LiveRequest
 from kvsim.shadow.summary import facts, headlines, in_short, tables
 from tests.shadow.seen import engine, ghost, snapshot
@@ -14,12 +16,12 @@ WORSE = ghost("worse", points=-3.0, hit_rate=0.47, differs="eviction=fifo")
 
 
 def test_the_first_table_has_the_points_beside_the_names() -> None:
-    (table,) = tables(snapshot(FIRST, TWICE, WORSE), 0.4)
+    (table,) = tables(snapshot(FIRST, TWICE, WORSE), 0.4, {"twice": 0.44})
     assert table.columns == ("cache", "points", "hit rate", "recent", "from gpu", "from cpu", "settings")
     assert table.rows == [
         ("the engine", "", "", "40.00%", "", "", "as it says itself"),
         ("as_configured", "", "50.00%", "25.00%", "50.00%", "-", "as configured"),
-        ("twice", "+6.1", "56.10%", "25.00%", "50.00%", "6.10%", "tiers.cpu.capacity=2GiB"),
+        ("twice", "+6.1 ± 0.4", "56.10%", "25.00%", "50.00%", "6.10%", "tiers.cpu.capacity=2GiB"),
         ("worse", "-3.0", "47.00%", "25.00%", "50.00%", "-", "eviction=fifo"),
     ]
     assert "found as much as the engine said in 75.0% of 8 requests, and -0.2 points in all" in table.note
@@ -35,14 +37,14 @@ def test_the_best_ghost_is_the_first_headline() -> None:
 
 
 def test_a_ghost_that_has_stopped_says_why() -> None:
-    (table,) = tables(snapshot(FIRST, ghost("mine", problem="mine.py:3: no")), None)
+    (table,) = tables(snapshot(FIRST, ghost("mine", problem="mine.py:3: no")), None, {})
     assert table.rows[1][-1] == "stopped: mine.py:3: no"
 
 
 def test_engines_have_a_table_once_they_have_sent_events() -> None:
     silent = engine("silent", stored=0, pages={})
     lost = engine("tcp://b:1", rank=1, pages={"cpu": 2}, known=False, lost_batches=7, score=None)
-    table: Table = tables(snapshot(FIRST, engines=(engine("tcp://a:1"), silent, lost)), None)[1]
+    table: Table = tables(snapshot(FIRST, engines=(engine("tcp://a:1"), silent, lost)), None, {})[1]
     assert table.columns[:4] == ("engine", "rank", "gpu blocks", "cpu blocks")
     assert table.rows == [
         ("tcp://a:1", "-", "3", "0", "3", "0", "50.00%", "75.00%", "-", "known"),
@@ -82,3 +84,13 @@ def test_a_history_stays_small_and_keeps_its_first_moment_or_the_next() -> None:
     assert times[0] < 20 and times[-1] > 5 * MOST_POINTS - 20 and times == sorted(times)
     steps = {second - first for first, second in pairwise(times)}
     assert len(steps) == 1
+
+
+def test_noise_is_that_of_stretches_that_do_not_overlap() -> None:
+    """Gains of 1, 2 and 3 points: a mean of 2, a deviation of 1, and t = 4.303 with two degrees of freedom."""
+    stretches = Stretches(10)
+    for number, gain in ((5, 0.99), (10, 0.01), (15, 0.99), (21, 0.02), (30, 0.99)):
+        stretches.add(snapshot(FIRST, ghost("twice", recent_hit_rate=0.25 + gain), requests=number))
+    assert stretches.noise() == {}
+    stretches.add(snapshot(FIRST, ghost("twice", recent_hit_rate=0.28), requests=31))
+    assert stretches.noise() == {"twice": pytest.approx(4.3027 / 3**0.5, abs=1e-3)}
