@@ -16,8 +16,8 @@ SEGMENT_BYTES = 100
 """A stretch of page ids, and its parent."""
 HELD_BYTES = 1_400
 """A node of a ghost: its lists by tier, its extents and slots, and its entries in the queues of policies."""
-RECENT_BYTES = 300
-"""The path of a request, as long as it is kept only because it was recent."""
+RECENT_BYTES = 140
+"""A stretch of the path of a request, as long as it is kept only because it was recent."""
 BLOCK_BYTES = 480
 """A block of an engine: its hash, its key, its places."""
 OPEN_BYTES = 200
@@ -26,6 +26,8 @@ WAITING_BYTES = 350
 """An event that was not matched yet."""
 ENGINES_SHARE = 0.5
 """The share of the memory that engines' trees and requests may take."""
+LOOKS = 16
+"""How often engines are looked at while they fill their share."""
 SESSION_BYTES = 130
 """A session whose turns are counted."""
 SESSIONS_SHARE = 16
@@ -58,6 +60,8 @@ class Bound:
     def __init__(self, most_bytes: int, ghosts: Sequence[Ghost], prompts: Sequence[Prompts]) -> None:
         self.most_bytes = most_bytes
         self._engines: dict[LiveEngine, None] = {}
+        self._told_blocks = 0
+        """Blocks in events since engines were last looked at."""
         self._ghosts = ghosts
         self._prompts = prompts
         self._held_bytes = 0
@@ -97,9 +101,16 @@ class Bound:
             if self.bytes > FULL * self.most_bytes:
                 self.make_room()
 
-    def told(self, engine: LiveEngine) -> None:
-        """Take note of an engine's events; make room if the trees, and the requests that may go on, are too much."""
+    def told(self, engine: LiveEngine, blocks: int) -> None:
+        """Take note of an engine's events, of so many blocks; make room if trees and requests that may go on are too much.
+
+        That is looked at whenever a small part of the memory may have been filled since the last time.
+        """
         self._engines[engine] = None
+        self._told_blocks += blocks
+        if self._told_blocks * BLOCK_BYTES * LOOKS < ENGINES_SHARE * self.most_bytes:
+            return
+        self._told_blocks = 0
         while self._engines_bytes() > ENGINES_SHARE * self.most_bytes:
             largest = max(self._engines, key=_bytes_of)
             if largest.scorer is not None and 2 * WAITING_BYTES * largest.scorer.waiting > _bytes_of(largest):
@@ -151,7 +162,7 @@ class Bound:
 
     def _forget(self, *, with_recent: bool) -> None:
         for prompts in self._prompts:
-            kept = [extent for path in prompts.recent for extent in path] if with_recent else []
+            kept = prompts.recent.copy() if with_recent else []
             for ghost in self._ghosts:
                 if ghost.plan.page_tokens == prompts.page_tokens:
                     kept += [extent for _, extents in ghost.held() for extent in extents]

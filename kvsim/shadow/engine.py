@@ -60,7 +60,7 @@ class LiveEngine:
 
     def _score(self, kind: str, event: BlockStored | BlockRemoved, blocks: Sequence[Block | None], at_s: float) -> None:
         """Let the scorer know of what the engine did with blocks of the group that requests are made from."""
-        if self.scorer is not None and self._group in (None, event.group_idx or 0):
+        if self.scorer is not None and self._group == (event.group_idx or 0):
             tier = tier_of(event.medium)
             for block in blocks:
                 self.scorer.told(Happened(at_s, kind, tier, None if block is None else block.key))

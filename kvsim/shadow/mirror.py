@@ -66,6 +66,8 @@ class EngineTree:
     def store(self, event: BlockStored) -> Told:
         """Take blocks that are stored."""
         hashes, group, tier = event.block_hashes, event.group_idx or 0, tier_of(event.medium)
+        if not hashes:
+            return Told(None, [], 0, 0)
         blocks, here = self._blocks.setdefault(group, {}), self.places.setdefault((group, tier), {})
         parent = self._parent(event.parent_block_hash, blocks)
         known = _leading(hashes, [here])
@@ -113,6 +115,8 @@ class EngineTree:
             else:
                 self.unknown_removed += 1
         self.removed += len(event.block_hashes)
+        if not here:
+            self._tidy()
         return gone
 
     def clear(self, event: AllBlocksCleared) -> None:
@@ -127,6 +131,12 @@ class EngineTree:
                 held.clear()
                 for hash_ in gone:
                     self._leave(hash_, group)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Keep no place in which nothing is left: there may be any number of names."""
+        self.places = {place: held for place, held in self.places.items() if held}
+        self._blocks = {group: blocks for group, blocks in self._blocks.items() if blocks}
 
     def restart(self) -> None:
         """Take note that the engine has nothing, for certain."""
@@ -186,6 +196,7 @@ class EngineTree:
                     if place[0] == group:
                         held.pop(hash_, None)
                 self._stale -= known.pop(hash_).generation < self._generation
+        self._tidy()
         self._removed_at_gap = self.removed
 
     def check(self) -> None:
@@ -201,6 +212,7 @@ class EngineTree:
                 stale += block.generation < self._generation
             assert all(hash_ in blocks for here in held for hash_ in here), "a block in a medium is unknown"
         assert all(copies > 0 for here in self.places.values() for copies in here.values()), "a block without copies"
+        assert all(self.places.values()) and all(self._blocks.values()), "a place without blocks"
         assert stale == self._stale, f"{self._stale} stale blocks, but {stale} counted"
 
 

@@ -42,7 +42,7 @@ class Prompts:
         self.page_tokens = page_tokens
         self.share = share
         self.index = LivePageIndex()
-        self.recent: list[tuple[Extent, ...]] = []
+        self.recent: list[Extent] = []
         """The paths of requests since ids were last forgotten."""
 
     def request(self, live: LiveRequest, number: int, at_s: float, place: tuple[int, int]) -> Request:
@@ -52,7 +52,7 @@ class Prompts:
         is_whole = len(live.keys) == live.prompt_tokens * share // page_tokens
         path = (live.keys + live.output_keys)[share - 1 :: share] if is_whole and live.output_keys else keys
         extents = self.index.lookup(path)
-        self.recent.append(extents)
+        self.recent += extents
         prompt, answer = split_extents(extents, len(keys)) if len(path) > len(keys) else (extents, ())
         return Request(
             index=number,

@@ -85,8 +85,9 @@ class Shadow:
             self.refused_batches += 1
             return
         self.events += len(batch.events)
+        before = live.tree.stored + live.tree.removed
         live.take(batch)
-        self._bound.told(live)
+        self._bound.told(live, live.tree.stored + live.tree.removed - before)
 
     def lost(self, engine: str, batches: int, rank: int | None = None) -> None:
         """Take note that events were lost before the next one: of all ranks, or of one."""

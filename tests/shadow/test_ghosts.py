@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from functools import cache
+from math import nan
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.core.request import Request
+from kvsim.core.request import Request, Reset
 from kvsim.errors import UsageError
 from kvsim.plans.plan import Plan
 from kvsim.run import play
@@ -33,6 +34,7 @@ ENGINES = {
     "preset=fastdeploy": SMALL,
     "preset=lightllm": SMALL,
     "preset=lightllm tiers.cpu.page_tokens=32": SMALL,
+    "preset=marconi": ("tiers.gpu.capacity=60pages",),
     "rules=default": (*SMALL, "tiers.disk.capacity=60pages"),
     "eviction=lfu": SMALL,
 }
@@ -137,10 +139,28 @@ def test_pages_of_any_multiple_hit_what_a_replay_of_the_tokens_hits(exchanges, i
         assert row == hits_of_replay(trace.requests, *overrides)
 
 
+@pytest.mark.parametrize("rules", ["default", "vllm"])
+def test_a_reset_is_that_of_a_replay(rules: str) -> None:
+    """A trace whose cache is reset before every seventh request."""
+    requests = conversations(2, requests=40, page_tokens=16)
+    live = from_requests(requests)
+    for at in range(7, len(requests), 7):
+        requests[at].resets = (Reset("drain", nan),)
+        live[at] = live[at]._replace(after_reset=True)
+    overrides = (f"rules={rules}", "page_tokens=16", *SMALL[:1])
+    if rules == "default":
+        assert hits_of_ghosts(live, 16, overrides) == [hits_of_replay(requests, *overrides)]
+    else:  # a replay by rules of engines that know no resets begins anew
+        parts = [requests[begin : begin + 7] for begin in range(0, len(requests), 7)]
+        for request in requests:
+            request.resets = ()
+        assert hits_of_ghosts(live, 16, overrides) == [[row for part in parts for row in hits_of_replay(part, *overrides)]]
+
+
 def test_mooncake_s_conversations(shared: Path) -> None:
     """A real trace, in its own pages and in twice as large ones, against kvsim replay."""
     path = str(shared / "traces" / "mooncake_conversation_trace.jsonl.gz")
-    source = Mooncake(path=path, limit=2000)
+    source = Mooncake(path=path, limit=1200)
     live = from_requests(source.load(512).requests)
     ghosts = [
         ("page_tokens=512", "preset=vllm", "tiers.gpu.capacity=3000pages", "rules.cache_output=false"),

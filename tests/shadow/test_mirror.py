@@ -93,6 +93,10 @@ def test_nonsense_is_counted(tree: EngineTree) -> None:
     told = tree.store(stored("abcd", 2))
     tree.remove(removed("z", "abc"))
     assert (tree.unknown_parents, tree.unknown_removed, tree.pages()) == (1, 1, {"gpu": 1})
+    tree.store(stored("ab", medium="FLOPPY"))
+    tree.remove(removed("ab", "a", medium="FLOPPY"))
+    tree.check()
+    assert list(tree.places) == [(0, "gpu")]
     assert not told.blocks[0].is_rooted
     assert tree.store(stored("abcde", 4)).blocks[0].path() == [
         *told.blocks[-1].path(),

@@ -162,7 +162,10 @@ def test_requests_without_answers_take_them_from_the_events() -> None:
     assert score.stored["gpu"] == Share(3, 2, 0)
 
 
-@pytest.mark.parametrize(("name", "rate", "capacity"), [("stress2_r4_c60000", 4, 60_000), ("stress2_r2.2_c20000", 2.2, 20_000)])
+@pytest.mark.parametrize(
+    ("name", "rate", "capacity"),
+    [pytest.param("stress2_r4_c60000", 4, 60_000, marks=pytest.mark.long), ("stress2_r2.2_c20000", 2.2, 20_000)],
+)
 def test_nearly_all_that_a_recorded_vllm_has_stored_of_prompts_is_predicted(
     shared: Path, name: str, rate: float, capacity: int
 ) -> None:
