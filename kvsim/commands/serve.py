@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from kvsim.settings.configuration import Asked
 
 
+NO_TRACE = "kvsim.trace.synthetic.Synthetic"
+"""Stands for the trace, which clients bring."""
+
+
 def main(arguments: Sequence[str]) -> None:
     """Run the command with the arguments that follow its name."""
     run_application("serve", start, arguments)
@@ -52,6 +56,7 @@ def plan_of_one(overrides: Sequence[str], config: "DictConfig", choices: dict[st
     """Return the plan of one engine, and how many engines there are. Raises UsageError for what they would share."""
     from kvsim.plans.build import build_run
 
+    config.trace, choices["trace"] = {"_target_": NO_TRACE}, "synthetic"  # a preset's would be read
     engines = config.cluster.engines
     plan = build_run(config, command="serve", overrides=overrides, choices=choices)
     if plan.cluster.engines == 1:

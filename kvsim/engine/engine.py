@@ -15,7 +15,7 @@ from kvsim.core.transfer import Transfer
 from kvsim.core.watch import Watch
 from kvsim.engine.continuous import ContinuousBatching
 from kvsim.engine.frontend import Frontend
-from kvsim.engine.job import Job
+from kvsim.engine.job import ENDED, Job
 from kvsim.engine.mover import Mover
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.running import RunningRequests
@@ -114,6 +114,8 @@ class Engine(Watch):
         self._leap: Work | None = None
         """The leap under way, and when it began."""
         self._leap_began_s = 0.0
+        self._aborted: list[Job] = []
+        """Requests that are aborted when the leap under way has ended."""
         self._wakeup = self.env.event()
 
     def report_to(self, frontend: Frontend) -> None:
@@ -240,6 +242,10 @@ class Engine(Watch):
             for job, _ in work.prefilling:
                 job.times.load_s += work.stalled_s
         self.schedule.ended(step, done if work.decode_requests else 0)
+        if self._aborted:
+            aborted, self._aborted = self._aborted, []
+            for job in [job for job in aborted if job.phase != ENDED]:
+                self.schedule.abort(job)
         for watch in self.watches:
             watch.worked(work)
         if self.reports:
@@ -250,6 +256,7 @@ class Engine(Watch):
     def stop(self) -> list[Job]:
         """Give up all requests, since the engine has failed. Returns them."""
         self.is_up = False
+        self._aborted = []
         self.outages.append([self.env.now, inf])
         steps = 0
         if self._leap is not None:
@@ -265,8 +272,14 @@ class Engine(Watch):
         self.schedule.drop(job, is_up=self.is_up)
 
     def abort(self, job: Job) -> None:
-        """End a request early, since nobody waits for its answer; the engine must be up, and the request must not have ended."""
-        self.schedule.abort(job)
+        """End a request early, since nobody waits for its answer; the engine must be up, and the request must not have ended.
+
+        What a leap has done of it is known when that ends, which it does with the step under way.
+        """
+        if self._leap is None:
+            self.schedule.abort(job)
+        else:
+            self._aborted.append(job)
         self.wake()
 
     def transfers(self) -> list[Transfer]:

@@ -203,6 +203,11 @@ def test_what_has_no_effect_or_makes_no_sense_is_one_line(
     assert not list(tmp_path.iterdir()), "nothing is written"
 
 
+def test_a_preset_with_a_trace_of_its_own_is_served_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, text = served(monkeypatch, "preset=mooncake_paper", "serve.port=0", client=lambda lines: None)
+    assert code == 0 and "pages of 512 tokens" in text
+
+
 def test_serving_has_no_effect_on_other_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "serve.port=1"]) == 2
     assert "serve.port has no effect on kvsim simulate" in capsys.readouterr().err

@@ -6,6 +6,8 @@ import pytest
 
 from kvsim.emulation.emulator import Emulator
 from kvsim.emulation.served import Served
+from kvsim.emulation.services import build_apis
+from kvsim.emulation.settings import ServeSettings
 from kvsim.errors import UsageError
 from kvsim.pages.extents import count_pages
 from tests.servers.emulated import plan_of
@@ -69,3 +71,10 @@ def test_pages_are_dropped_only_while_no_request_runs() -> None:
 def test_plans_that_cannot_be_emulated_are_refused(overrides: tuple[str, ...], problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         Emulator(plan_of(overrides))
+
+
+def test_engines_side_by_side_have_policies_of_their_own() -> None:
+    plan = plan_of((*OVERRIDES[1:], "eviction=arc", "scheduling=longest_prefix"))
+    first, second = [api.emulator.cluster.engines[0] for api in build_apis(plan, 2, "vllm", ServeSettings())]
+    assert first.gpu.eviction is not second.gpu.eviction and type(first.gpu.eviction) is type(second.gpu.eviction)
+    assert first.continuous.queue._policy is not second.continuous.queue._policy

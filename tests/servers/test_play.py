@@ -132,6 +132,7 @@ def test_tiers_of_hits_are_told_and_counted() -> None:
     assert sum(cpu) > 0
     labels = 'engine_type="unified",model_name="emulated"'
     assert run.counters[f'sglang:cached_tokens_total{{cache_source="host",{labels}}}'] == sum(cpu)
+    labels = 'engine_type="unified",is_streaming="true",model_name="emulated"'
     assert run.counters[f"sglang:prompt_tokens_total{{{labels}}}"] == run.prompt_tokens.sum()
 
 
