@@ -30,7 +30,7 @@ FLOORS = (
 
 Policies know nothing of the engine that asks them, so the engine stands above their contracts.
 """
-LATE = {"torch", "triton", "wandb", "plotly", "httpx", "prometheus_client", "zmq"}
+LATE = {"torch", "triton", "wandb", "plotly", "httpx", "prometheus_client", "zmq", "aiohttp"}
 
 
 def modules() -> list[str]:

@@ -7,6 +7,7 @@ COMMANDS = {
     "curve": "plot hit rate against capacity: LRU exactly and in one pass, other policies by replay",
     "calibrate": "measure this machine or a server and write conf/hardware/NAME.yaml",
     "validate": "compare a simulated run with the same run on this machine's GPU, or with server=URL on vLLM or SGLang",
+    "shadow": "watch running vLLM or SGLang servers: what other caches would find in the same requests",
     "serve": "answer over HTTP as vLLM or SGLang does, without a GPU",
     "report": "write one HTML page about any number of runs",
     "policies": "list the policies and their settings",

@@ -49,9 +49,11 @@ GROUPS = (
 )  # fmt: skip
 AGAINST_SERVER = "validate server"
 """``kvsim validate`` with a server, or with results of one, in place of this machine."""
-RUNS_AS = {"saturate": "simulate", AGAINST_SERVER: "simulate", "serve": "simulate"}
+SHADOW = "shadow"
+"""``kvsim shadow``, whose ghosts are replays."""
+RUNS_AS = {"saturate": "simulate", AGAINST_SERVER: "simulate", "serve": "simulate", SHADOW: "replay"}
 """Commands that run another one, whose checks apply."""
-NOT_RECORDED = ("output", "sweep", "validate", "server", "results", "saturate", "serve")
+NOT_RECORDED = ("output", "sweep", "validate", "server", "results", "saturate", "serve", "shadow")
 """Settings that do not affect the result and are not recorded with it."""
 
 
@@ -79,7 +81,9 @@ class RunSettings:
 
 
 def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), choices: Mapping[Any, Any] | None = None) -> Plan:
-    """Build the plan of a command (simulate, saturate, replay, validate, ``AGAINST_SERVER``, curve, serve). Raises UsageError.
+    """Build a command's plan: simulate, saturate, replay, curve, validate, ``AGAINST_SERVER``, serve, ``SHADOW``.
+
+    Raises UsageError.
 
     ``overrides`` are those given by the user: one that has no effect on this command is an error. ``choices`` are Hydra's
     runtime choices: the names that the record has for policies, model and trace.
@@ -230,6 +234,7 @@ def resolve(cfg: DictConfig) -> Config:
         "validate",
         "server",
         "results",
+        "shadow",
         "serve",
         *(field.name for field in fields(RunSettings)),
     ]

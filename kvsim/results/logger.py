@@ -1,6 +1,6 @@
 """The contract of loggers, which send results to places other than the run's folder."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,14 @@ class Logger:
 
     def log_failure(self, folder: Path, begun: RunRecord, error: str, group: str | None) -> None:
         """Log a failed run; ``begun`` has the fields of its result that were known before: command, config, choices, seed."""
+
+    def log_watched(
+        self, folder: Path, begun: RunRecord, points: Sequence[Mapping[str, float]], last: Mapping[str, float]
+    ) -> None:
+        """Log what was seen of live engines: numbers over time, each point with ``shadow/at_s``, and those of the end.
+
+        ``begun`` describes the engines' own configuration, as in ``log_failure``.
+        """
 
     def log_sweep(self, folder: Path, runs: Sequence[Run]) -> None:
         """Log a finished sweep as a whole, after ``sweep.csv`` and ``report.html`` were written to its folder."""

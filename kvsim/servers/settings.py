@@ -37,7 +37,7 @@ class ServerSettings:
     """A run in which 1 of 100 requests was sent later than this, because of the client, is marked as the client's failure."""
 
     def __post_init__(self) -> None:
-        if not _is_address(self.url):
+        if not is_address(self.url):
             raise ValueError(f"url must be an address such as http://localhost:8000, not {self.url!r}")
         check_choice("engine", self.engine, ENGINES)
         check_settings(self, Real(above=0), "speed", hint="1 keeps the trace's times")
@@ -51,7 +51,8 @@ class ServerSettings:
             raise ValueError("speed has no effect with concurrency, which sends requests without the trace's times: drop one")
 
 
-def _is_address(url: str) -> bool:
+def is_address(url: str) -> bool:
+    """Whether a text is an address of HTTP."""
     try:
         parts = urlsplit(url)
         _ = parts.port  # which may be no number, or too large

@@ -6,30 +6,35 @@ To set one without effect is a mistake, and help leaves it out.
 from collections.abc import Iterable
 
 WITHOUT_EFFECT = {
-    "simulate": ("replay", "curve", "print_tree", "validate", "server", "results", "saturate", "serve"),
+    "simulate": ("replay", "curve", "print_tree", "validate", "server", "results", "saturate", "shadow", "serve"),
     "saturate": (
         "replay", "curve", "print_tree", "validate", "server", "results", "timeline", "events", "logger", "sweep.objective",
-        "serve",
+        "shadow", "serve",
     ),
     "replay": (
         "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "validate", "server",
         "results", "slo", "saturate", "hardware.rank_jitter", "hardware.rank_faults", "hardware.noise", "rules.cache_chunks",
-        "serve",
+        "shadow", "serve",
     ),
-    "validate": ("replay", "curve", "print_tree", "substrate", "logger", "events", "slo", "saturate", "serve"),
+    "validate": ("replay", "curve", "print_tree", "substrate", "logger", "events", "slo", "saturate", "shadow", "serve"),
     "validate server": (
         "replay", "curve", "print_tree", "substrate", "disk", "logger", "timeline", "events", "slo", "saturate", "sweep",
-        "validate.measured", "validate.link_bytes", "serve",
+        "validate.measured", "validate.link_bytes", "shadow", "serve",
     ),
     "curve": (
         "engine", "hardware", "substrate", "disk", "replay", "tiers", "eviction", "placement", "prefetch", "checkpoint",
         "routing", "scheduling", "cluster", "preset", "print_tree", "timeline", "events", "logger", "sweep.objective", "validate",
-        "server", "results", "slo", "saturate", "rules.cache_chunks", "serve",
+        "server", "results", "slo", "saturate", "rules.cache_chunks", "shadow", "serve",
+    ),
+    "shadow": (
+        "trace", "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "events", "validate",
+        "server", "results", "slo", "saturate", "sweep", "warmup", "print_tree", "hardware.rank_jitter", "hardware.rank_faults",
+        "hardware.noise", "rules.cache_chunks", "serve",
     ),
     "serve": (
         "trace", "replay", "curve", "print_tree", "validate", "server", "results", "saturate", "slo", "sweep", "substrate",
         "disk", "warmup", "timeline", "events", "output", "logger", "routing", "cluster.prefill", "cluster.decode",
-        "cluster.decode_routing", "cluster.failures", "engine.reset_at_s",
+        "cluster.decode_routing", "cluster.failures", "engine.reset_at_s", "shadow",
     ),
 }  # fmt: skip
 """By command, groups and settings; a section stands for all below it. ``validate server`` is ``kvsim validate`` with a server, or

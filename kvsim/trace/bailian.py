@@ -4,6 +4,7 @@ Wang et al., KVCache Cache in the Wild (USENIX ATC 2025), and the traces release
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kvsim.core.request import Request
 from kvsim.trace.base import Trace
@@ -22,6 +23,8 @@ class Bailian(HashedTrace):
     partial block; with ``tail=full`` it may also be absent. ``limit`` counts lines. ``answers``: see answers.py.
     Plain or gzipped.
     """
+
+    STAMP_S: ClassVar[float] = 1.0
 
     block_tokens: int = 16
 

@@ -13,6 +13,8 @@ from kvsim.trace.records import MAX_LINE_BYTES, Record, read_records
 class FileTrace(TraceSource):
     """A trace that is one file."""
 
+    STAMP_S: ClassVar[float] = 0.001
+    """The unit of the timestamps of its lines, in seconds."""
     OF_ARRIVALS: ClassVar[tuple[str, ...]] = ("path", "max_line_bytes")
 
     path: str

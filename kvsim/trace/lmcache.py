@@ -26,6 +26,7 @@ class LMCache(HashedTrace):
     time. ``limit`` counts requests.
     """
 
+    STAMP_S: ClassVar[float] = 1.0
     LENGTH: ClassVar[tuple[str, str]] = ("seq_len", "seq_len")
     IDS: ClassVar[str] = "chunk_hashes"
     BLOCK_SIZE: ClassVar[str] = "chunk_size"

@@ -74,9 +74,7 @@ class TextTrace(Tokens):
             raise TraceError(self.path, None, "no conversation has a prompt: it contains no requests")
         turns = chain([first], turns)
         while chunk := list(islice(turns, CHUNK)):
-            tokenizer.encode_all(_texts(chunk))
-            for turn in chunk:
-                yield _tokenized(turn, tokenizer)
+            yield from tokenized(chunk, tokenizer)
 
     def _all_turns(self, tokenizer: Tokenizer) -> Iterator[Turn]:
         for record in self.read(self.limit):
@@ -84,6 +82,13 @@ class TextTrace(Tokens):
                 yield from self.turns(record, tokenizer)
             except TemplateError as error:
                 raise record.error(str(error)) from None
+
+
+def tokenized(turns: Sequence[Turn], tokenizer: Tokenizer) -> Iterator[Record]:
+    """Yield each request as a line of a trace of tokens."""
+    tokenizer.encode_all(_texts(turns))
+    for turn in turns:
+        yield _tokenized(turn, tokenizer)
 
 
 def _texts(turns: Sequence[Turn]) -> Iterator[str]:

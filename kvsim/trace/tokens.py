@@ -65,7 +65,9 @@ class Tokens(FileTrace, TimedTrace):
     def page_names(self, page_tokens: int) -> dict[int, str]:
         hasher, index = PageHasher(page_tokens, bigram=self.bigram), PageIndex()
         prompts = ((record.integers("token_ids"), record) for record in self.records() if "reset" not in record.fields)
-        return name_pages(((tokens, index.lookup(self._keys(record, tokens, hasher))) for tokens, record in prompts), page_tokens)
+        return name_pages(
+            ((tokens, index.lookup(self.keys_of(record, tokens, hasher))) for tokens, record in prompts), page_tokens
+        )
 
     def _requests(self, page_tokens: int, index: PageIndex) -> list[Request]:
         """Return the requests in file order, with page ids from ``index``."""
@@ -83,7 +85,7 @@ class Tokens(FileTrace, TimedTrace):
         if len(tokens) > self.max_tokens:
             raise record.too_long("token_ids", len(tokens), self.max_tokens)
         output_tokens = record.tokens("output_length", self.max_tokens)
-        keys = self._keys(record, tokens, hasher)
+        keys = self.keys_of(record, tokens, hasher)
         samples = record.samples(self.max_tokens, output_tokens)
         output_runs = self._output_extents(record, samples, tokens, output_tokens, hasher, index)
         return Request(
@@ -119,11 +121,12 @@ class Tokens(FileTrace, TimedTrace):
         for answer in answers:
             if len(answer) != output_tokens:
                 raise record.error(f"output_token_ids has {len(answer)} tokens, but output_length is {output_tokens}")
-            keys = self._keys(record, tokens + answer[:-1], hasher, tail="full")
+            keys = self.keys_of(record, tokens + answer[:-1], hasher, tail="full")
             paths.append(split_extents(index.lookup(keys), (len(tokens) - self.bigram) // hasher.page_tokens)[1])
         return tuple(paths)
 
-    def _keys(self, record: Record, tokens: list[int], hasher: PageHasher, tail: str | None = None) -> list[int]:
+    def keys_of(self, record: Record, tokens: list[int], hasher: PageHasher, tail: str | None = None) -> list[int]:
+        """Return the keys of the pages of these tokens, which a line has. Raises TraceError."""
         try:
             return hasher.keys(
                 tokens,

@@ -244,3 +244,18 @@ def test_the_logger_is_no_part_of_what_decides_a_run(tmp_path: Path, monkeypatch
         assert main(["replay", "trace.sessions=20", "tiers.gpu.capacity=3000pages", *words, f"output={name}"]) == 0
     hashes = {name: json.loads(Path(name, "result.json").read_text())["config_hash"] for name in "abc"}
     assert hashes["a"] == hashes["c"] != hashes["b"]
+
+
+@needs_wandb
+@pytest.mark.long  # W&B starts a service
+def test_a_shadow_logs_rates_over_time_and_no_request(tmp_path: Path) -> None:
+    lines = [{"timestamp": 100 * at, "token_ids": [at % 2] * 64 + [7_654_321], "output_length": 1} for at in range(20)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ("log=log.jsonl", "shadow.follow=false", "model=tiny", "tiers.gpu.capacity=5pages", "logger=wandb", "output=out")
+    done = run_alone(tmp_path, "shadow", *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    (run,) = runs_of(tmp_path / "out")
+    assert run["job_type"] == "shadow" and run["summary"]["requests"] == 20
+    assert run["summary"]["hit_rate.gpu_2x"] > run["summary"]["hit_rate.as_configured"]
+    assert run["series"][-1].keys() >= {"shadow/at_s", "shadow/as_configured", "shadow/gpu_2x"}
+    assert b"7654321" not in b"".join(path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file())

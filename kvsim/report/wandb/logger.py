@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -72,6 +72,17 @@ class WandbLogger(Logger):
             run.summary.update({"status": "failed", "error": error})
 
         self._send(folder, begun, group, send, exit_code=1)
+
+    def log_watched(
+        self, folder: Path, begun: RunRecord, points: Sequence[Mapping[str, float]], last: Mapping[str, float]
+    ) -> None:
+        def send(wandb: Any, run: Any) -> None:
+            run.define_metric("shadow/*", step_metric="shadow/at_s", summary="none")
+            run.summary.update(dict(last))
+            for point in points:
+                run.log(dict(point))
+
+        self._open(folder, begun["command"], begun["command"], configuration(begun), None, send)
 
     def log_sweep(self, folder: Path, runs: Sequence[Run]) -> None:
         if not any(run.result is not None for run in runs):
