@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from kvsim.core.rules import Rules
 from kvsim.engine.engine import EngineSettings
-from kvsim.errors import UsageError, first_line, unusable
+from kvsim.errors import IdleSetting, NoEffect, UsageError, first_line, unusable
 from kvsim.hardware.spec import HardwareSpec, RemoteStore
 from kvsim.hardware.tier_kinds import ALWAYS, FILE, LEVELS, REMOTE, TIER_KINDS, kind_of
 from kvsim.model.spec import ModelSource, ModelSpec
@@ -88,7 +88,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
     keys = keys_of(overrides)
     for name in WITHOUT_EFFECT[command]:
         if key := given(keys, name) or given(keys, f"{name}@tiers"):
-            raise UsageError(f"{key} has no effect on kvsim {command}: leave it out")
+            raise NoEffect(key, f"on kvsim {command}")
     asked, command = command, RUNS_AS.get(command, command)
     run = construct(RunSettings, {field.name: config.get(field.name) for field in fields(RunSettings)}, "")
     source = _model_source(config)
@@ -274,6 +274,8 @@ def _rules(config: Config, command: str, tiers: list[str]) -> tuple[Rules, str]:
     try:
         applied = chosen.for_command(command, tiers)
         applied.check(command, tiers)
+    except IdleSetting as error:
+        raise NoEffect(f"rules.{error.name}", error.why, error.remedy, subject=f"rules.{error.subject}") from error
     except ValueError as error:
         raise UsageError(with_key("rules", str(error), config["rules"])) from error
     if applied.engine == chosen.engine:
