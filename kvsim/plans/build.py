@@ -29,6 +29,8 @@ from kvsim.plans.plan import Config, Plan, TierPlan
 from kvsim.plans.substrate_choice import SUBSTRATES
 from kvsim.plans.tier_plans import gpu_memory_of, settings_of, state_capacities, tier_plans
 from kvsim.policies.checkpoint.base import CheckpointPolicy
+from kvsim.policies.checkpoint.none import NoCheckpoint
+from kvsim.policies.checkpoint.retention import Retention
 from kvsim.policies.prefetch.base import PrefetchPolicy
 from kvsim.policies.routing.base import RoutingPolicy
 from kvsim.policies.routing.least_loaded import LeastLoaded
@@ -113,7 +115,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
         page_tokens=run.page_tokens,
         tiers=tiers,
         prefetch=construct(PrefetchPolicy, config.get("prefetch"), "prefetch"),
-        checkpoint=construct(CheckpointPolicy, config.get("checkpoint"), "checkpoint"),
+        checkpoint=_checkpoint(config, choices, is_needed=model.is_hybrid and not rules.decides_checkpoints),
         routing=construct(RoutingPolicy, config.get("routing"), "routing"),
         scheduling=construct(SchedulingPolicy, config.get("scheduling"), "scheduling"),
         states=state_capacities(config, tiers, model, keys),
@@ -281,6 +283,15 @@ def _rules(config: Config, command: str, tiers: list[str]) -> tuple[Rules, str]:
     if applied.engine == chosen.engine:
         return applied, ""
     return applied, f"kvsim's own: those of {chosen.whose} do not cover kvsim {command} with tiers {', '.join(tiers)}"
+
+
+def _checkpoint(config: Config, choices: dict[str, str], *, is_needed: bool) -> CheckpointPolicy:
+    """Build the policy; without a choice, that of a hybrid model is vLLM's. The configuration and the choices then name it."""
+    if config.get("checkpoint") is None:
+        default = Retention() if is_needed else NoCheckpoint()
+        config["checkpoint"] = {"_target_": f"{type(default).__module__}.{type(default).__qualname__}", **asdict(default)}
+        choices["checkpoint"] = "retention" if is_needed else "none"
+    return construct(CheckpointPolicy, config["checkpoint"], "checkpoint")
 
 
 def _in_equal_pages(config: Config, tiers: list[TierPlan], note: str, keys: set[str]) -> tuple[list[TierPlan], str]:

@@ -14,7 +14,23 @@ MOST_OWN = 0.25
 
 def warnings(outcome: Outcome) -> list[str]:
     """Return a sentence for each finding, about the whole run."""
-    return [*_endless_queue(outcome), *_idle_tiers(outcome)]
+    return [*_no_states(outcome), *_endless_queue(outcome), *_idle_tiers(outcome)]
+
+
+def _no_states(outcome: Outcome) -> list[str]:
+    """Say whether a hybrid model reused nothing although keys and values were cached, since no state was saved beside them."""
+    lost = outcome.checkpoints.get("tokens_lost_to_missing_state", 0)
+    if not lost or outcome.hit_pages.any():
+        return []
+    saved = outcome.checkpoints.get("saved", 0)
+    why = (
+        "no state is saved with checkpoint=none: leave it out, or choose another one"
+        if not saved
+        else f"none of the {saved:,} saved states was there when it was needed: give states more room, or set another checkpoint"
+    )
+    return [
+        f"nothing was reused: keys and values of {lost:,} prompt tokens were cached, but this model begins from states, and {why}"
+    ]
 
 
 def _endless_queue(outcome: Outcome) -> list[str]:
