@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from kvsim.errors import UsageError
-from kvsim.report.comparison.compare import Comparison, comparison_csv
+from kvsim.report.comparison.compare import NEAR, Comparison, comparison_csv
 from kvsim.report.notebook import comparison_html
+from kvsim.results.fields import BY_KEY
 from kvsim.results.frame import columns_of, frame
 from kvsim.results.rates import percent
 from kvsim.results.records import read_requests, read_sweep
@@ -140,4 +141,6 @@ class Sweep:
             return ", ".join([over, *failed])
         best = max(known, key=lambda run: run.hit_rate)
         where = " ".join(f"{key}={value}" for key, value in best.settings.items() if value)
-        return ", ".join([over, *failed, f"best hit rate {percent(best.hit_rate)} ({where or f'job {best.name}'})"])
+        near = list(self._comparison.standing(BY_KEY["hit_rate"]).values()).count(NEAR)
+        others = [f"{NEAR} {near} other{'s' * (near > 1)}"] if near else []
+        return ", ".join([over, *failed, f"best hit rate {percent(best.hit_rate)} ({where or f'job {best.name}'})", *others])

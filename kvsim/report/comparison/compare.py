@@ -11,13 +11,14 @@ from rich.text import Text
 
 from kvsim.report.comparison.cases import Case, cases_of
 from kvsim.report.comparison.differing import differing, heading, overridden, setting_text
+from kvsim.report.comparison.noise import Against, against
 from kvsim.report.terminal import Cell, print_table, width_of
 from kvsim.results.chosen_names import package
 from kvsim.results.fields import BY_KEY, measures_of
 from kvsim.results.measures import Measure
 from kvsim.results.result import RunRecord, hit_definition
 from kvsim.results.runs import Run
-from kvsim.results.statistics import Mean, is_distinguishable, paired_difference
+from kvsim.results.statistics import Mean
 
 MOST_ROWS = 40
 """Most runs shown on a terminal."""
@@ -28,6 +29,10 @@ MOST_SETS = 4
 """Most sets of identical cases that are named."""
 BEST, TIE, NEAR = "best", "=", "≈"
 """How a value stands in its column: alone the best, one of several that are equal as shown, not distinguishable from the best."""
+
+
+DRAWN = {"sessions": "the trace's sessions", "stretches": "stretches of the trace", "seeds": "seeds"}
+"""What is drawn again to know the noise of a difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +56,7 @@ class Comparison:
         self.results: list[RunRecord] = [run.result for run in self.runs if run.result is not None]
         self.cases = cases_of(self.runs, by_run=by_run)
         self.has_seeds = any(len(case.runs) > 1 for case in self.cases)
+        self._against: dict[tuple[str, int, tuple[int, ...]], list[Against]] = {}
         self.keys = differing([case.settings for case in self.cases], overridden(self.results))
         self.known = measures_of(self.results)
         """All measures; ``measures`` are those worth showing."""
@@ -128,10 +134,10 @@ class Comparison:
         """Return how cases stand among ``places`` (by default all): BEST, TIE (equal to the best as shown) or NEAR.
 
         Nothing is said where all values are equal as shown. Only the cases with the fewest rejected requests compete: the rates
-        of others exclude requests that are hard to serve. NEAR is a case whose differences from the best, seed by seed, have a
-        95 % interval that includes zero.
+        of others exclude requests that are hard to serve. NEAR is a case whose difference from the best has a 95 % interval that
+        includes zero: by their seeds or, with one run each, by resampling the requests.
         """
-        competing = self._competing(range(len(self.cases)) if places is None else places)
+        competing = self.competing(places)
         means = {place: mean.mean for place in competing if (mean := self.cases[place].mean(measure)) is not None}
         texts = {place: measure.text(value) for place, value in means.items()}
         if not measure.better or len(set(texts.values())) < 2:
@@ -139,14 +145,19 @@ class Comparison:
         best = max(means, key=lambda place: measure.better * means[place])
         first = [place for place, text in texts.items() if text == texts[best]]
         found = dict.fromkeys(first, BEST if len(first) == 1 else TIE)
-        leader = self.cases[best].by_seed(measure.of)
-        for place in means:
-            difference = paired_difference(self.cases[place].by_seed(measure.of), leader)
-            if place not in found and difference is not None and not is_distinguishable(difference):
-                found[place] = NEAR
-        return found
+        others = [place for place in means if place not in found]
+        return found | {other.place: NEAR for other in self.against(measure, best, others) if other.difference.holds_zero}
 
-    def _competing(self, places: Iterable[int]) -> list[int]:
+    def against(self, measure: Measure, best: int, others: Sequence[int]) -> list[Against]:
+        """Return the best case against others, the nearest first, where their noise is known."""
+        key = measure.key, best, tuple(others)
+        if key not in self._against:
+            self._against[key] = against(self.cases, measure, best, others)
+        return self._against[key]
+
+    def competing(self, places: Iterable[int] | None = None) -> list[int]:
+        """Return those of ``places``, by default of all cases, that have the fewest rejected requests."""
+        places = range(len(self.cases)) if places is None else places
         rejected = {place: sum(result["rejected"] for result in self.cases[place].results) for place in places}
         fewest = min(rejected.values(), default=0)
         return [place for place, number in rejected.items() if number == fewest]
@@ -183,10 +194,20 @@ class Comparison:
             )
             if any(len(case.runs) == 2 for case in self.cases):
                 lines.append("An interval from two seeds extends some 13 standard errors to each side; more seeds narrow it.")
+        lines += self._noise_note()
         lost = [run.name for run, result in zip(self.runs, self.results, strict=True) if result.get("bounds") and not run.bounds]
         if lost:
             lines.append(f"No bounds for these runs, because their traces can no longer be read: {', '.join(lost[:8])}.")
         return lines
+
+    def _noise_note(self) -> list[str]:
+        """Say what ≈ means where cases have one run each; nothing if no case has the mark."""
+        drawn = {other.drawn for found in self._against.values() for other in found if other.difference.holds_zero} - {"seeds"}
+        if not drawn:
+            return []
+        what = " or ".join(DRAWN[name] for name in sorted(drawn))
+        how = f"the 95 % interval of the difference, by resampling {what}, holds zero"
+        return [f"≈: not distinguishable from the best of its column: {how}."]
 
     def same_results(self) -> list[str]:
         """Say which cases have equal results in everything, and which ones the seed makes no difference to."""
