@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from rich.console import Console
@@ -130,6 +131,30 @@ class Comparison:
         )
         return values.pop() if len(values) == 1 and is_of_the_bound else ""
 
+    @cached_property
+    def served(self) -> list[str]:
+        """Which requests each case served, as far as its numbers tell: cases of the same requests have equal texts."""
+        has_tokens = not any(result["rejected"] for result in self.results)
+        by_seed = [{result["seed"]: _served(result, has_tokens) for result in case.results} for case in self.cases]
+        common = set.intersection(*map(set, by_seed)) if by_seed else set()
+        return [" ".join(served[seed] for seed in sorted(common or served)) for served in by_seed]
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some cases served other requests than others, so that their numbers cannot be compared."""
+        return len(set(self.served)) > 1
+
+    def mixture(self) -> list[str]:
+        """Say that the runs served different requests; nothing if they served the same."""
+        if not self.is_mixed:
+            return []
+        counts = sorted({result["requests"] + result["warmup_requests"] for result in self.results})
+        numbers = f" ({', '.join(f'{number:,}' for number in counts[:MOST_SETS])})" if len(counts) > 1 else ""
+        return [
+            f"These runs served different requests{numbers}: their hit rates and times are not comparable, so none is called the "
+            "best of all"
+        ]
+
     def standing(self, measure: Measure, places: Sequence[int] | None = None) -> dict[int, str]:
         """Return how cases stand among ``places`` (by default all): BEST, TIE (equal to the best as shown) or NEAR.
 
@@ -138,6 +163,8 @@ class Comparison:
         includes zero: by their seeds or, with one run each, by resampling the requests.
         """
         competing = self.competing(places)
+        if len({self.served[place] for place in competing}) > 1:
+            return {}
         means = {place: mean.mean for place in competing if (mean := self.cases[place].mean(measure)) is not None}
         texts = {place: measure.text(value) for place, value in means.items()}
         if not measure.better or len(set(texts.values())) < 2:
@@ -238,6 +265,12 @@ class Comparison:
         return " ".join(part for part in (names, f"({varied})" if varied else "", f"at {shared}" if shared else "") if part)
 
 
+def _served(result: RunRecord, has_tokens: bool) -> str:
+    """Return how many requests a run was given and, if no run rejected any, how many tokens their prompts had."""
+    counts = [result["requests"], result["warmup_requests"], *([result["prompt_tokens"]] if has_tokens else [])]
+    return ":".join(map(str, counts))
+
+
 def by_hit_rate(comparison: Comparison) -> list[int]:
     """Return the cases, those with the highest mean hit rate first; those without one last."""
     means = [case.mean(BY_KEY["hit_rate"]) for case in comparison.cases]
@@ -278,7 +311,7 @@ def print_comparison(runs: Sequence[Run], console: Console) -> None:
     print_table(console, titles, drawn, width, words=settings, left=(0, *settings), drop=drop)
     if len(order) > MOST_ROWS:
         console.print(f"{len(order) - MOST_ROWS} configurations with lower hit rates are not shown", style="dim", highlight=False)
-    for line in (*comparison.same_results(), *comparison.notes()):
+    for line in (*comparison.mixture(), *comparison.same_results(), *comparison.notes()):
         console.print(Text(line, "dim"), width=min(width, 100))
 
 

@@ -17,7 +17,7 @@ MOST_NAMED = 4
 
 def answers(comparison: Comparison) -> list[str]:
     """Return which cases are best, by how much, and which ones cannot be told from them; nothing about a single case."""
-    if len(comparison.cases) < 2:
+    if len(comparison.cases) < 2 or comparison.is_mixed:
         return []
     known = {measure.key for measure in comparison.measures}
     lines = [_answer(comparison, BY_KEY[key], title, unit) for key, title, unit in ASKED if key in known]

@@ -72,7 +72,7 @@ def render_comparison(
         width="1500px",
         is_sortable=True,
         about=_about(comparison),
-        warnings=_warnings(comparison),
+        warnings=[*comparison.mixture(), *_warnings(comparison)],
         answers=[*answers(comparison), *comparison.same_results()],
         pivots=pivots(comparison),
         has_seeds=comparison.has_seeds,
