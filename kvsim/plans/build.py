@@ -28,6 +28,7 @@ from kvsim.plans.construct import check_names, construct, refuse_infinite, with_
 from kvsim.plans.plan import Config, Plan, TierPlan
 from kvsim.plans.substrate_choice import SUBSTRATES
 from kvsim.plans.tier_plans import gpu_memory_of, settings_of, state_capacities, tier_plans
+from kvsim.plans.units import with_numbers
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.checkpoint.none import NoCheckpoint
 from kvsim.policies.checkpoint.retention import Retention
@@ -219,6 +220,7 @@ def resolve(cfg: DictConfig) -> Config:
     except OmegaConfBaseException as error:
         raise UsageError(f"{error.full_key or 'configuration'}: {first_line(error)}") from error
     _check_texts(config, "")
+    config = cast(Config, with_numbers(config))
     known = [
         *GROUPS,
         "tiers",
