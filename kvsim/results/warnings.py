@@ -8,6 +8,8 @@ from kvsim.engine.outcome import REJECTED, Outcome
 
 GROWTH = 0.03
 """A queue that grows without end grows by at least this share of the requests that arrive."""
+ENDLESS = "the queue grew without end"
+"""How the warning of it begins."""
 MOST_OWN = 0.25
 """Largest share of a tier's pages that no tier above has, for the tier to be called without effect."""
 
@@ -55,7 +57,7 @@ def _endless_queue(outcome: Outcome) -> list[str]:
         return []
     half_s = quarters[4] - quarters[2]
     return [
-        f"the queue grew without end: {second:,.0f} requests waited in the second quarter of the time of arrivals, "
+        f"{ENDLESS}: {second:,.0f} requests waited in the second quarter of the time of arrivals, "
         f"{last:,.0f} in the last. In its second half {came / half_s:.3g} requests/s arrived and {served / half_s:.3g} were "
         "admitted, so times to first token depend on the length of the trace"
     ]

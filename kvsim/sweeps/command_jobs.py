@@ -27,6 +27,8 @@ class SweepJob(NamedTuple):
     """The overrides that distinguish the job from the others."""
     is_alone: bool
     """Whether no other job runs at the same time."""
+    place: str = ""
+    """Where it stands among the others, and how long they take, if that is known."""
 
 
 RunCommand = Callable[[Plan, str, SweepJob | None], RunRecord]
@@ -61,14 +63,14 @@ class CommandJobs:
     refused: frozenset[int] = frozenset()
     """Numbers of jobs that cannot run, which the user knows already."""
 
-    def run_job(self, number: int, overrides: Sequence[str], compositions: Compositions) -> Objective:
+    def run_job(self, number: int, overrides: Sequence[str], compositions: Compositions, place: str = "") -> Objective:
         """Run a job and print how it ended. Returns its objectives; None for a failed job and where none are set."""
         if self.settings.fail_fast and any(self.folder.glob("*/error.json")):
             return None
         if number in self.refused:
             return None
         given = self.lacking.left_out(overrides) if self.is_planned else self._effective(number, overrides, compositions)
-        about = SweepJob(self.folder.name, of_interest(given, self.swept), self.is_alone)
+        about = SweepJob(self.folder.name, of_interest(given, self.swept), self.is_alone, place)
         line = shlex.join(["kvsim", self.command, *self.flags, *(word for word in given if not word.startswith("sweep."))])
         job = Job(number=number, overrides=given, plan=lambda: self.plan(given, compositions))
         ended = run_job(self.folder, self.command, job, lambda plan: self.run(plan, line, about))

@@ -19,7 +19,7 @@ from kvsim.plans.command_settings import SweepSettings
 from kvsim.plans.construct import construct
 from kvsim.report.saturation_page import print_saturation, read_saturations, write_saturation
 from kvsim.results.logger import Logger
-from kvsim.results.progress import progress
+from kvsim.results.progress import Remaining, progress
 from kvsim.results.records import read_sweep
 from kvsim.results.runs import Run, read_runs
 from kvsim.run.fingerprint import configuration_hash
@@ -205,9 +205,10 @@ def _check_batches(sweeper: DictConfig, settings: SweepSettings) -> None:
 def run_jobs(sweep: Prepared) -> None:
     """Run the jobs here if they are a grid for this process, or through Hydra."""
     if sweep.grid is not None and sweep.jobs.is_alone:
+        remaining = Remaining(len(sweep.grid))
         for number, job in enumerate(sweep.grid):
             stop_if_interrupted()
-            sweep.jobs.run_job(number, job, sweep.compositions)
+            sweep.jobs.run_job(number, job, sweep.compositions, remaining.next())
         return
     from kvsim.sweeps.from_hydra import launch, optimize
 

@@ -20,12 +20,17 @@ from kvsim.results.measures import Measure
 from kvsim.results.result import RunRecord, hit_definition
 from kvsim.results.runs import Run
 from kvsim.results.statistics import Mean
+from kvsim.results.warnings import ENDLESS
 
 MOST_ROWS = 40
 """Most runs shown on a terminal."""
 SIZES = ("cluster.engines", "cluster.engines_per_host", "cluster.prefill", "cluster.decode")
 """Settings that decide how many tiers there are."""
 BOUND_MEASURES = ("hit_rate", "page_hit_rate", "rejected")
+OVERLOAD = " !"
+OF_WAITING = ("ttft_s_mean", "ttft_s_p99", "queue_s_mean")
+"""Measures that have no meaning where the queue grows without end."""
+MOST_OVERLOADED = 12
 MOST_SETS = 4
 """Most sets of identical cases that are named."""
 BEST, TIE, NEAR = "best", "=", "≈"
@@ -143,6 +148,24 @@ class Comparison:
     def is_mixed(self) -> bool:
         """Whether some cases served other requests than others, so that their numbers cannot be compared."""
         return len(set(self.served)) > 1
+
+    def overloaded(self) -> list[int]:
+        """Return the cases in which, with some seed, the queue grew for as long as requests arrived."""
+        return [
+            place
+            for place, case in enumerate(self.cases)
+            if any(text.startswith(ENDLESS) for result in case.results for text in result.get("warnings") or ())
+        ]
+
+    def overload_note(self) -> list[str]:
+        """Say in which cases latencies have no meaning of their own; nothing if in none."""
+        places = self.overloaded()
+        if not places:
+            return []
+        names = ", ".join(self.cases[place].name for place in places[:MOST_OVERLOADED])
+        more = f" and {len(places) - MOST_OVERLOADED} more" if len(places) > MOST_OVERLOADED else ""
+        why = "more requests arrived than were served, so these times only tell how long the trace is"
+        return [f"!: {ENDLESS} in {names}{more}: {why}"]
 
     def mixture(self) -> list[str]:
         """Say that the runs served different requests; nothing if they served the same."""
@@ -298,11 +321,15 @@ def print_comparison(runs: Sequence[Run], console: Console) -> None:
     columns = [column for column, measure in enumerate(comparison.measures) if measure.on_terminal]
     titles = ["job", *map(heading, comparison.keys), *(comparison.measures[column].title for column in columns)]
     settings = range(1, len(comparison.keys) + 1)
+    overloaded = comparison.overloaded()
     drawn: list[list[Cell]] = []
     for number, row in enumerate(rows):
         place = number - 1
         if row.is_bound or place in listed:
             cells = [_marked(row.cells[column], stands[column], place) for column in columns]
+            for cell, column in zip(cells, columns, strict=True):
+                if place in overloaded and comparison.measures[column].key in OF_WAITING:
+                    cell.append(OVERLOAD, "bold red")
             drawn.append([Text(row.name, "dim" if row.is_bound else ""), *row.settings, *cells])
     first = len(settings) + 1
     rest = [first + at for at, column in enumerate(columns) if comparison.measures[column].key != "hit_rate"]
@@ -311,7 +338,7 @@ def print_comparison(runs: Sequence[Run], console: Console) -> None:
     print_table(console, titles, drawn, width, words=settings, left=(0, *settings), drop=drop)
     if len(order) > MOST_ROWS:
         console.print(f"{len(order) - MOST_ROWS} configurations with lower hit rates are not shown", style="dim", highlight=False)
-    for line in (*comparison.mixture(), *comparison.same_results(), *comparison.notes()):
+    for line in (*comparison.overload_note(), *comparison.mixture(), *comparison.same_results(), *comparison.notes()):
         console.print(Text(line, "dim"), width=min(width, 100))
 
 
