@@ -43,7 +43,7 @@ def facts(result: RunRecord) -> list[tuple[str, str]]:
         ("throughput", _throughput(result)),
         ("SLO", _slo(result.get("slo"))),
         ("bottleneck", (result.get("diagnosis") or {}).get("text", "")),
-        ("disk writes", _disk_writes(result)),
+        ("disk", _disk_writes(result)),
         ("prefetch", page_counts(result["prefetch"])),
         ("placement", page_counts(_placement(result))),
         ("checkpoints", counters(result["checkpoints"])),
@@ -154,7 +154,7 @@ def _disk_writes(result: RunRecord) -> str:
     written = sum(link["bytes"] for name, link in result["links"].items() if name.endswith("-disk"))
     if per_day is None or not written:
         return ""
-    return f"{written / 1e12:,.2f} TB in {result['simulated_s'] / 60:,.1f} min, {digits(per_day)} drive writes a day"
+    return f"{written / 1e12:,.2f} TB written in {result['simulated_s'] / 60:,.1f} min, {digits(per_day)} drive writes a day"
 
 
 def _slo(slo: Mapping[str, Any] | None) -> str:

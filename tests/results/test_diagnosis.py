@@ -89,4 +89,4 @@ def test_drive_writes_are_bytes_of_a_day_over_the_capacity() -> None:
     assert written > 0
     expected = written / record["simulated_s"] * 86400 / capacity
     assert record["diagnosis"]["drive_writes_per_day"] == pytest.approx(expected)
-    assert "drive writes a day" in dict(facts(record))["disk writes"] and dict(facts(record))["bottleneck"]
+    assert "drive writes a day" in dict(facts(record))["disk"] and dict(facts(record))["bottleneck"]
