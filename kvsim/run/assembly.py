@@ -1,7 +1,6 @@
 """Builds the parts of a run from its plan: tiers, edges, caches and engines, with their policies bound."""
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,6 +26,7 @@ from kvsim.hardware.tier_kinds import ALWAYS, LEVELS, kind_of
 from kvsim.plans.plan import Plan, TierPlan
 from kvsim.policies.checkpoint.base import Prefill
 from kvsim.policies.context import PolicyContext
+from kvsim.policies.copies import copied
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.base import ReadOnly
@@ -100,7 +100,7 @@ def _build_tier(plan: Plan, requests: Sequence[Request], pool: type[Pool], one: 
 
 def _policy_of_its_own(plan: Plan, policy: P) -> P:
     """Return a policy for one of several places of the same kind; the only one gets the plan's."""
-    return deepcopy(policy) if plan.layout.engines > 1 else policy
+    return copied(policy) if plan.layout.engines > 1 else policy
 
 
 # --- what policies may know ----------------------------------------------------------------------------------------------
