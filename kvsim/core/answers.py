@@ -21,6 +21,12 @@ class PolicyError(Exception):
     """A policy broke its contract; the message names the policy and what it did."""
 
 
+def users_classes(kind: type) -> list[type]:
+    """Return those of a class and its bases that are no part of kvsim and none of ``object``, ``ABC`` and their like."""
+    known = ("kvsim", "abc", "typing", "builtins")
+    return [one for one in kind.__mro__ if one.__module__.partition(".")[0] not in known]
+
+
 def refused(policy: str, call: str, answer: object, expected: str) -> PolicyError:
     """Return the error for an answer that is not what was expected."""
     hint = ": is a return missing?" if answer is None else ""

@@ -45,6 +45,9 @@ class PassingServer(Server):
     def held_pages(self, name: str) -> tuple[int, int] | None:
         return self.server.held_pages(name)
 
+    def verify(self) -> None:
+        self.server.verify()
+
 
 class CacheServer(Server):
     """Serves requests from a cache with the same calls as the engine."""
@@ -117,6 +120,9 @@ class CacheServer(Server):
 
     def held_pages(self, name: str) -> tuple[int, int] | None:
         return self.cache.held_pages(name)
+
+    def verify(self) -> None:
+        self.cache.verify()
 
     def finish_request(self, lease: Lease) -> None:
         """End a request whose answer is complete, and give back what it holds."""

@@ -134,7 +134,7 @@ def context(plan: Plan, requests: Sequence[Request], tier: Tier, upper: Tier | N
         states_apart=plan.states is not None,
         model=plan.model,
         hardware=plan.hardware,
-        requests=requests,
+        requests=tuple(requests),
         empty_cache=lambda tier: Cache([tier], [], Rules(), plan.page_tokens),
         rng=np.random.default_rng(seed),
     )

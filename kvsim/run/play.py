@@ -30,12 +30,14 @@ from kvsim.replaying.samples import SampleServer
 from kvsim.replaying.server import CacheServer
 from kvsim.replaying.settings import ReplaySettings
 from kvsim.run.assembly import build_cache, build_cluster, build_graphs, build_prefetching, build_served, build_setup, build_tiers
+from kvsim.run.unchanged import recount, requests_unchanged
 
 Advance = Callable[[int], None]
 """Called now and then with the number of finished requests."""
 
 
 @policies_named
+@requests_unchanged
 def replay(
     plan: Plan, requests: list[Request], advance: Advance | None = None, inspect: Callable[[Any, str], None] | None = None
 ) -> Outcome:
@@ -47,19 +49,22 @@ def replay(
     plan = with_known_answers(plan, requests)
     check_answers(plan, requests)
     check_bypass(plan, "replay")
-    graph = build_tiers(plan, requests, SlotPool if inspect else Pool)
+    known = tuple(requests)
+    graph = build_tiers(plan, known, SlotPool if inspect else Pool)
     log = EventLog(graph[0]) if plan.events else None
     server: Server | None = _bypass_tier(plan, graph[0], requests)
     if server is None:
-        server = build_server(plan, build_setup(plan, graph, requests), requests, log)
+        server = build_server(plan, build_setup(plan, graph, known), requests, log)
     elif log:
         server = LoggedServer(server, log)
     outcome = Replay(server, plan.replay).run(requests, advance, inspect, each_step=plan.print_steps)
     outcome.events = log
+    recount(plan, [server], outcome)
     return outcome
 
 
 @policies_named
+@requests_unchanged
 def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None) -> Outcome:
     """Serve the requests in simulated time or, with ``substrate=hardware``, on this machine. Raises UsageError."""
     check_bypass(plan, "simulate")
@@ -67,8 +72,9 @@ def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None
     check_answers(plan, requests)
     _check_requests(plan, requests, replace(plan.replay, hold_output=True))
     choice = SUBSTRATES[plan.substrate]
-    graphs = build_graphs(plan, requests, choice.pool)
-    caches = [build_served(plan, graph, requests) for graph in graphs]
+    known = tuple(requests)
+    graphs = build_graphs(plan, known, choice.pool)
+    caches = [build_served(plan, graph, known) for graph in graphs]
     tiers = [tier for graph in graphs for tier in graph[0]]
     substrate = choice.open(plan, requests, caches)
     try:
@@ -80,7 +86,8 @@ def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None
             if recorder:
                 cache.watch(recorder)
         watches = [recorder] if recorder else []
-        outcome = build_cluster(plan, requests, caches, substrate, watches).run(requests, advance)
+        outcome = build_cluster(plan, known, caches, substrate, watches).run(requests, advance)
+        recount(plan, caches, outcome)
     finally:
         substrate.close()
     outcome.timeline, outcome.events = recorder, log

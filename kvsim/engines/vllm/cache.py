@@ -63,6 +63,10 @@ class VLLMCache(Server):
         """The radix tree of the GPU's pages."""
         return self.pool.tree
 
+    def verify(self) -> None:
+        super().verify()
+        self.pool.check([])
+
     def finish_request(self, lease: BlockLease) -> None:
         """End a request whose answer is complete: name the full pages of the answer, if it is cached; the pages that the request
         used become the most recent."""
