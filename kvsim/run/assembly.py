@@ -34,6 +34,7 @@ from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
 from kvsim.policies.routing.base import RoutingPolicy
 from kvsim.policies.routing.context import RoutingContext
+from kvsim.run.stop_iteration import refuse_stop_iteration
 from kvsim.states.cache import HybridCache
 
 Graph = tuple[list[Tier], list[Edge]]
@@ -108,6 +109,7 @@ def _policy_of_its_own(plan: Plan, policy: P) -> P:
 
 def bind(family: str, policy: Any, known: PolicyContext) -> None:
     """Bind a policy. Raises UsageError if an input is missing."""
+    refuse_stop_iteration(policy)
     try:
         policy.bind(known)
     except ValueError as error:
@@ -296,6 +298,7 @@ def _router(plan: Plan, policy: RoutingPolicy, gpus: Mapping[int, Tier], substra
     numbers = [engine.engine for engine in known]
     capacities = [engine.capacity_pages for engine in known]
     rng = np.random.default_rng([plan.seed, len(ALWAYS) + place])
+    refuse_stop_iteration(policy)
     policy.bind(
         RoutingContext(
             engines=numbers,

@@ -7,13 +7,17 @@ from kvsim.plans.policy_errors import policies_named
 from kvsim.replaying.observed import Moments, ObservedReplay
 from kvsim.run.assembly import build_setup, build_tiers
 from kvsim.run.play import build_server, check_answers, with_known_answers
+from kvsim.run.unchanged import recount, requests_unchanged
 
 
 @policies_named
+@requests_unchanged
 def replay_observed(plan: Plan, requests: list[Request], moments: Moments) -> Outcome:
     """Replay requests by the moments of a real run. Raises UsageError."""
     plan = with_known_answers(plan.with_own_policies(), requests)
     check_answers(plan, requests)
     graph = build_tiers(plan, requests)
     server = build_server(plan, build_setup(plan, graph, requests), requests, None)
-    return ObservedReplay(server, plan.replay, plan.engine.max_batch_tokens).run_observed(requests, moments)
+    outcome = ObservedReplay(server, plan.replay, plan.engine.max_batch_tokens).run_observed(requests, moments)
+    recount(plan, [server], outcome)
+    return outcome
