@@ -31,9 +31,15 @@ class KnownEngine:
     """
 
     def __init__(
-        self, engine: int, capacity_pages: int | None = None, staleness_s: float = 0.0, clock: Callable[[], float] = lambda: 0.0
+        self,
+        engine: int,
+        capacity_pages: int | None = None,
+        staleness_s: float = 0.0,
+        clock: Callable[[], float] = lambda: 0.0,
+        policy: str = "a routing policy",
     ) -> None:
-        """``clock`` returns the time in seconds; it is not read if ``staleness_s`` is 0."""
+        """``clock`` returns the time in seconds; it is not read if ``staleness_s`` is 0. Errors name the ``policy``."""
+        self._policy = policy
         self._engine = engine
         self._capacity_pages = capacity_pages
         self._outstanding_requests = 0
@@ -104,13 +110,18 @@ class KnownEngine:
 
     def _load(self) -> Report:
         if self._report is None:
-            raise PolicyError("a routing policy that reads the load that engines report needs needs_reports = True")
+            raise PolicyError(f"{self._policy} reads the load that engines report: it needs needs_reports = True")
         return self._report
 
     def cached_pages(self, request: Request) -> int:
         if self._held is None:
-            raise PolicyError("a routing policy that calls cached_pages() needs needs_cached_pages = True")
+            raise PolicyError(f"{self._policy} calls cached_pages(): it needs needs_cached_pages = True")
         return self._held.leading_pages(request.runs)
+
+
+def name_of(policy: object) -> str:
+    """Return the policy's name for an error message."""
+    return f"the routing policy {type(policy).__name__}"
 
 
 def known_engines(policy: "RoutingPolicy", gpus: Mapping[int, Tier], clock: Callable[[], float]) -> list[KnownEngine]:
@@ -121,7 +132,7 @@ def known_engines(policy: "RoutingPolicy", gpus: Mapping[int, Tier], clock: Call
     engines = []
     for number, gpu in sorted(gpus.items()):
         capacity = gpu.pool.capacity
-        known = KnownEngine(number, None if capacity == UNLIMITED else capacity, policy.staleness_s, clock)
+        known = KnownEngine(number, None if capacity == UNLIMITED else capacity, policy.staleness_s, clock, name_of(policy))
         if policy.needs_cached_pages:
             known.watch(gpu)
         if policy.needs_reports:
@@ -141,7 +152,7 @@ class Router:
         self._offered = tuple(engines)
         self._choose: Any = policy.choose
         """Typed so that its answers may be anything."""
-        self._name = f"the routing policy {type(policy).__name__}"
+        self._name = name_of(policy)
 
     @property
     def has_engines(self) -> bool:

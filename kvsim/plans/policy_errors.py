@@ -51,9 +51,11 @@ def policies_named(run: Callable[Concatenate[Plan, P], R]) -> Callable[Concatena
     def named(plan: Plan, /, *arguments: P.args, **settings: P.kwargs) -> R:
         try:
             return run(plan, *arguments, **settings)
-        except UsageError:
-            raise
-        except (PolicyError, RulesError) as error:
+        except (UsageError, PolicyError, RulesError) as error:
+            if failed := blamed(error, user_policies(plan)):
+                raise failed from error
+            if isinstance(error, UsageError):
+                raise
             raise UsageError(str(error)) from error
         except (Exception, SystemExit, GeneratorExit) as error:
             if failed := failure(error, user_parts(plan)):
@@ -121,6 +123,28 @@ def failure(error: BaseException, parts: list[UserPart]) -> PolicyFailed | None:
     )
     failed.exit_code = 1
     return failed
+
+
+def blamed(error: Exception, parts: list[UserPart]) -> PolicyFailed | None:
+    """Return the error to raise in place of one of kvsim's own kinds, if policies of the user's own are to blame for it.
+
+    They have raised it themselves, or a policy of kvsim's is said to break its contract, which it does only if a policy of the
+    user's has changed what belongs to the cache.
+    """
+    for part in parts:
+        if line := line_that_raised(error, part.files):
+            return PolicyFailed(f"the {part.what} failed at {line}: {described(error)}")
+    if not parts or not isinstance(error, PolicyError) or any(part.names[0] in str(error) for part in parts):
+        return None
+    return PolicyFailed(f"kvsim failed in a run with {named_parts(parts)}, which may change nothing but its own: {error}")
+
+
+def line_that_raised(error: BaseException, files: Collection[str]) -> Line | None:
+    """Return the line that raised an error if it is in these files; SimPy raises a copy, whose cause is the error."""
+    while type(error.__cause__) is type(error):
+        error = error.__cause__
+    frames = list(walk_tb(error.__traceback__))
+    return _line(*frames[-1]) if frames and frames[-1][0].f_code.co_filename in files else None
 
 
 def described(error: BaseException) -> str:

@@ -6,21 +6,27 @@ StopIteration for their end, as SimPy does where it resumes a process. A policy'
 
 from collections.abc import Callable
 from functools import wraps
-from inspect import isgeneratorfunction
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from types import FunctionType
 from typing import Any
 
 from kvsim.core.answers import users_classes
+from kvsim.errors import UsageError
 
 IS_GUARDED = "__stops_with_error__"
 
 
 def refuse_stop_iteration(policy: object) -> None:
-    """Let the methods and properties of the user's own among a policy's classes raise RuntimeError in its place."""
+    """Let the methods and properties of the user's own among a policy's classes raise RuntimeError in its place.
+
+    Raises UsageError for a method that is a coroutine: nobody would await it.
+    """
     for kind in users_classes(type(policy)):
         for name, found in list(vars(kind).items()):
             if name.startswith("__"):
                 continue
+            if iscoroutinefunction(found) or isasyncgenfunction(found):
+                raise UsageError(f"{kind.__name__}.{name} is async, and so would never run: define it without async")
             if isinstance(found, FunctionType):
                 setattr(kind, name, _guarded(found))
             elif isinstance(found, property) and isinstance(found.fget, FunctionType):

@@ -3,6 +3,7 @@
 Nothing is checked in a run with kvsim's own policies only.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import wraps
@@ -69,9 +70,11 @@ def requests_unchanged(
         if not parts:
             return run(plan, requests, *arguments, **settings)
         before = Requests(tuple(requests))
+        folder = os.getcwd()
         try:
             outcome = run(plan, requests, *arguments, **settings)
         finally:
+            os.chdir(folder)  # the output of this job and of later ones has a path from there
             change = before.restored()
             NO_CHILDREN.clear()  # the only thing besides requests that runs share
         if change:
