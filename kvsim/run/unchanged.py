@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import wraps
+from itertools import repeat
+from operator import attrgetter, is_
 from typing import Any, Concatenate, ParamSpec, Protocol
 
 import numpy as np
@@ -34,28 +36,27 @@ class Requests:
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self._requests = requests
-        self._columns: dict[str, list[Any]] = {}
-        self._constants: dict[str, Any] = {}
-        """Fields with the same object in every request need no list."""
+        self._columns: dict[str, list[Any] | None] = {}
+        """None where all requests have the same object: that of the first one, which ``_same`` has."""
+        self._same: dict[str, Any] = {}
         for field in fields(Request):
-            column = [getattr(request, field.name) for request in requests]
+            column = list(map(attrgetter(field.name), requests))
             first = column[0] if column else None
-            if all(value is first for value in column):
-                self._constants[field.name] = first
-            else:
-                self._columns[field.name] = column
+            is_same = all(map(is_, column, repeat(first)))
+            self._columns[field.name], self._same[field.name] = None if is_same else column, first
 
     def restored(self) -> str:
         """Undo all changes. Returns what the first one was, in words; nothing if there was none."""
         found = ""
-        for name, column in [*self._columns.items(), *((name, None) for name in self._constants)]:
-            for at, request in enumerate(self._requests):
-                was = self._constants[name] if column is None else column[at]
+        for name, known in self._columns.items():
+            column = [self._same[name]] * len(self._requests) if known is None else known
+            if list(map(attrgetter(name), self._requests)) == column:
+                continue
+            for at, (request, was) in enumerate(zip(self._requests, column, strict=True)):
                 now = getattr(request, name)
-                if now is not was:
-                    if not found and (now != was or type(now) is not type(was)):
-                        found = f"{name} of request {at} was {was!r} and is {now!r}"
-                    setattr(request, name, was)
+                if now is not was and now != was:
+                    found = found or f"{name} of request {at} was {was!r} and is {now!r}"
+                setattr(request, name, was)
         return found
 
 
