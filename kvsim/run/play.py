@@ -237,7 +237,9 @@ def check_capacity(plan: Plan, requests: list[Request]) -> None:
         )
 
 
-def _bypass_tier(plan: Plan, tiers: list[Tier], requests: Sequence[Request], largest_pages: int | None = None) -> BypassTier | None:
+def _bypass_tier(
+    plan: Plan, tiers: list[Tier], requests: Sequence[Request], largest_pages: int | None = None
+) -> BypassTier | None:
     """Build the cache of a policy that may bypass the tier; None for other policies.
 
     Requests of more than ``largest_pages``, by default the tier's capacity, are rejected.

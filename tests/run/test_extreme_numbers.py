@@ -4,6 +4,7 @@ import json
 import signal
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import fields
 from math import inf, nan
 from pathlib import Path
 from types import FrameType
@@ -14,6 +15,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from kvsim.core.rules import Rules
+from kvsim.emulation.settings import ServeSettings
 from kvsim.engine.engine import EngineSettings
 from kvsim.errors import UsageError
 from kvsim.hardware.spec import HardwareSpec
@@ -26,6 +28,8 @@ from kvsim.run.execute import draw, execute
 from kvsim.servers.settings import ServerSettings
 from kvsim.settings.catalog import choices
 from kvsim.settings.configuration import compose
+from kvsim.shadow.settings import ShadowSettings
+from kvsim.shadow.sources.settings import SourceSettings
 from kvsim.trace.base import TraceSource
 
 KINDS: dict[str, type] = {
@@ -40,8 +44,14 @@ NO_NUMBERS = (nan, 10**60, True)
 """What no setting is that is a number."""
 MORE = (inf, -inf, -1, 0, "abc", 2**63, 10**30, 10**400, 0.5, 1e-30, 1e49)
 """What some settings are and others are not."""
-OF_COMMANDS = {"replay": "replay", "curve": "curve", "server": "server"}
-"""The command that reads a section of the configuration, unless it is simulate; ``server`` is read before there is a plan."""
+OF_COMMANDS = {"replay": "replay", "curve": "curve"}
+"""The command that reads a section of the configuration, unless it is simulate."""
+OF_SERVERS: dict[str, tuple[dict[str, Any], tuple[type, ...]]] = {
+    "server": ({"url": "http://localhost"}, (ServerSettings,)),
+    "serve": ({}, (ServeSettings,)),
+    "shadow": ({"log": "log.jsonl"}, (SourceSettings, ShadowSettings)),
+}
+"""Sections that are read before anything runs, with what must be set there, and the classes that share their settings."""
 OF_RUNS = ("cluster", "replay", "curve", "slo", "saturate", "sweep", "disk")
 """Sections with settings that are null."""
 TEXTS = (("disk", "folder"), ("sweep", "objective"))
@@ -190,8 +200,12 @@ def tried(command: str, config: DictConfig, place: Place, value: Any) -> str:
         for part in place[:-1]:
             within = within[part]
         within[place[-1]] = value
-        if command == "server":
-            construct(ServerSettings, {**config.server, "url": "http://localhost"}, "server")
+        if place[0] in OF_SERVERS:
+            node: Any = OmegaConf.to_container(config[place[0]], resolve=True)
+            given, kinds = OF_SERVERS[str(place[0])]
+            for kind in kinds:
+                own = {setting.name for setting in fields(kind)}
+                construct(kind, {key: value for key, value in (node | given).items() if key in own}, str(place[0]))
             return "ran"
         plan = build_run(config, command=command)
         if command == "curve":
