@@ -92,5 +92,6 @@ def _observed(
         cached_tokens=np.array([sum(one.cached_tokens) for one in served]),
         tier_tokens={},
         queued_s=np.array([one.queued_s for one in served]),
+        prefill_s=np.full(len(served), np.nan),
         errors=[None] * len(served),
     )
