@@ -1,6 +1,7 @@
 """The score of a recorded stream of events, with what a client has recorded of the same requests or without it."""
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,15 @@ from kvsim.shadow.snapshot import ScoreView
 WITHIN_S = 5.0
 
 
+class Streams(NamedTuple):
+    """What an engine and kvsim's cache have done with the same requests, on the engine's clock."""
+
+    requests: list[LiveRequest]
+    """With the pages of their answers."""
+    engine: list[Happened]
+    own: list[Happened]
+
+
 def score_recorded(
     batches: Iterable[EventBatch],
     requests: Sequence[LiveRequest] | None,
@@ -35,7 +45,20 @@ def score_recorded(
     moments: Moments | None = None,
     within_s: float = WITHIN_S,
 ) -> ScoreView:
-    """Return how much of one engine's events kvsim's cache predicts, given its requests.
+    """Return how much of one engine's events kvsim's cache predicts, given its requests: the score of ``streams_of``."""
+    streams = streams_of(batches, requests, plan, keys=keys, moments=moments)
+    return scored(streams.engine, streams.own, within_s)
+
+
+def streams_of(
+    batches: Iterable[EventBatch],
+    requests: Sequence[LiveRequest] | None,
+    plan: Plan,
+    *,
+    keys: ChainKeys,
+    moments: Moments | None = None,
+) -> Streams:
+    """Return one engine's events, and what kvsim's cache does with its requests.
 
     ``requests`` are what a client has recorded (``requests_of``), with keys of ``keys``, or None for those that the events tell
     of. Pages of their answers that the client does not know are taken from the events. With ``moments``
@@ -49,7 +72,7 @@ def score_recorded(
         lives = with_answers(requests, StoredPaths(engine, made), plan.page_tokens, _due_s(requests, moments))
     own = _predicted(plan, lives, moments)
     shift_s = _first_s(engine) - _first_s(own)
-    return scored(engine, [event._replace(at_s=event.at_s + shift_s) for event in own], within_s)
+    return Streams(lives, engine, [event._replace(at_s=event.at_s + shift_s) for event in own])
 
 
 def requests_of(run: ObservedRun, prompts: Sequence[Sequence[int]], page_tokens: int, keys: ChainKeys) -> list[LiveRequest]:
