@@ -234,9 +234,9 @@ MEANING = (
 
 
 AS_SEEN = (
-    "The first ghost has the server's settings. In sessions its hit rate is the server's to 0.1 points, although 197 requests are",
-    "seen, not 202. In conversations it is 4 points too high: 176 are seen, not 150. The 26 more are what 16 requests did after",
-    "as many preemptions as the server has counted; they find 97% of their tokens, and the others 74.8%.",
+    "The first ghost has the server's settings. In sessions its hit rate is the server's to 0.1 points, although 197 requests",
+    "are seen, not 202. In conversations it is 4 points too high: 176 are seen, not 150. The 26 more are what 16 requests did",
+    "after as many preemptions as the server has counted; they find 97% of their tokens, and the others 74.8%.",
     "",
 )
 

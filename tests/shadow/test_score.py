@@ -20,7 +20,7 @@ from kvsim.shadow.recorded_score import _told, requests_of, score_recorded
 from kvsim.shadow.score import REMOVED, STORED, Happened, scored
 from kvsim.shadow.settings import ShadowSettings
 from kvsim.shadow.shadow import Shadow
-from kvsim.shadow.snapshot import Share
+from kvsim.shadow.snapshot import ScoreView, Share
 from kvsim.trace.mooncake import Mooncake
 from tests import composing
 from tests.shadow.emulated import emulated
@@ -152,6 +152,16 @@ def test_a_shadow_scores_live_and_begins_anew_after_a_gap_and_a_reset() -> None:
     shadow.flush()
     (engine,) = shadow.snapshot().engines
     assert (engine.score.stored, engine.score.removed) == ({"gpu": Share(8, 0, 0)}, {"gpu": Share(2, 0, 0)})
+
+
+def test_what_was_never_matched_counts_when_the_stream_ends() -> None:
+    """The engine removes a block at once, for which a ghost with room has no reason; until the end, it might still."""
+    shadow = Shadow({"engine": plan(f"page_tokens={PAGE_TOKENS}", "rules=vllm")}, PAGE_TOKENS, ShadowSettings(salt=""))
+    shadow.event("e", batch(0.0, stored("ab")))
+    shadow.event("e", batch(1.0, removed("ab")))
+    assert shadow.snapshot().engines[0].score.removed == {}
+    shadow.flush()
+    assert shadow.snapshot().engines[0].score == ScoreView({"gpu": Share(2, 0, 0)}, {"gpu": Share(0, 1, 0)})
 
 
 def prompt_of(word: str) -> list[int]:
