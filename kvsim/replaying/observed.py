@@ -35,8 +35,8 @@ class ObservedReplay(Replay):
 
     admitted   it is looked up, and takes the pages of its prompt; the first chunk of that begins
     computed   a chunk of its prompt ends, and the next one begins: chunks take the time until the first token evenly
-    grown      its answer takes the next page, when the token before that page is there
-    ended      its answer can be found, if answers are cached, and its pages can be evicted
+    grown      its answer takes the next page, when the token before that page is there; vLLM then finds the pages before it
+    ended      all of its answer can be found, if answers are cached, and its pages can be evicted
 
     A request for which there is no room must have found some: the engine knows of an end before its client does. So the running
     request that ends next ends early.

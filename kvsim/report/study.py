@@ -131,11 +131,11 @@ def write_csv(folder: Path, lines: Iterable[Sequence[object]]) -> None:
         file.write(text.getvalue().encode())
 
 
-def write_page(folder: Path, lines: Iterable[str]) -> str:
-    """Write results.md and return its text."""
+def write_page(folder: Path, lines: Iterable[str], name: str = "results.md") -> str:
+    """Write a page and return its text."""
     text = "\n".join(lines) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / "results.md") as file:
+    with replacing(folder / name) as file:
         file.write(text.encode())
     return text
 

@@ -1,11 +1,11 @@
 """The score of a recorded stream of events, with what a client has recorded of the same requests or without it."""
 
 from collections.abc import Iterable, Sequence
-from math import nan
+from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.core.request import Request, Reset
+from kvsim.core.request import Request
 from kvsim.errors import UsageError
 from kvsim.kv_events.messages import EventBatch
 from kvsim.plans.plan import Plan
@@ -16,6 +16,7 @@ from kvsim.results.observed import NOT_TOLD, ObservedRun
 from kvsim.run.assembly import build_tiers
 from kvsim.run.observed_order import open_observed
 from kvsim.run.play import open_replay, with_known_answers
+from kvsim.shadow.answers import StoredPaths, with_answers
 from kvsim.shadow.engine import LiveEngine
 from kvsim.shadow.live import ChainKeys, LiveRequest
 from kvsim.shadow.page_ids import LivePageIndex
@@ -24,6 +25,15 @@ from kvsim.shadow.score import STORED, Happened, Scorer, scored
 from kvsim.shadow.snapshot import ScoreView
 
 WITHIN_S = 5.0
+
+
+class Streams(NamedTuple):
+    """What an engine and kvsim's cache have done with the same requests, on the engine's clock."""
+
+    requests: list[LiveRequest]
+    """With the pages of their answers."""
+    engine: list[Happened]
+    own: list[Happened]
 
 
 def score_recorded(
@@ -35,18 +45,34 @@ def score_recorded(
     moments: Moments | None = None,
     within_s: float = WITHIN_S,
 ) -> ScoreView:
-    """Return how much of one engine's events kvsim's cache predicts, given its requests.
+    """Return how much of one engine's events kvsim's cache predicts, given its requests: the score of ``streams_of``."""
+    streams = streams_of(batches, requests, plan, keys=keys, moments=moments)
+    return scored(streams.engine, streams.own, within_s)
+
+
+def streams_of(
+    batches: Iterable[EventBatch],
+    requests: Sequence[LiveRequest] | None,
+    plan: Plan,
+    *,
+    keys: ChainKeys,
+    moments: Moments | None = None,
+) -> Streams:
+    """Return one engine's events, and what kvsim's cache does with its requests.
 
     ``requests`` are what a client has recorded (``requests_of``), with keys of ``keys``, or None for those that the events tell
     of. Pages of their answers that the client does not know are taken from the events. With ``moments``
     (``kvsim.report.servers.seen.moments_of``), requests overlap as they did there; without, they are served one after another
-    by ``plan.replay``. Both clocks begin with the first block stored. Raises UsageError for a plan that cannot be replayed.
+    by ``plan.replay``. Both clocks begin with the first block stored, so of a client's requests the stream has all and nothing
+    before them. Raises UsageError for a plan that cannot be replayed.
     """
     engine, made = _told(batches, plan.page_tokens, keys)
-    lives = made if requests is None else with_answers(requests, made, plan.page_tokens)
+    lives = made
+    if requests is not None:
+        lives = with_answers(requests, StoredPaths(engine, made), plan.page_tokens, _due_s(requests, moments))
     own = _predicted(plan, lives, moments)
     shift_s = _first_s(engine) - _first_s(own)
-    return scored(engine, [event._replace(at_s=event.at_s + shift_s) for event in own], within_s)
+    return Streams(lives, engine, [event._replace(at_s=event.at_s + shift_s) for event in own])
 
 
 def requests_of(run: ObservedRun, prompts: Sequence[Sequence[int]], page_tokens: int, keys: ChainKeys) -> list[LiveRequest]:
@@ -63,28 +89,14 @@ def requests_of(run: ObservedRun, prompts: Sequence[Sequence[int]], page_tokens:
     ]
 
 
-def with_answers(requests: Sequence[LiveRequest], made: Sequence[LiveRequest], page_tokens: int) -> list[LiveRequest]:
-    """Return requests with the pages of their answers, from the requests that events tell of.
-
-    Each takes the one that begins with its whole prompt, goes on, and began at the time that is closest to its arrival; both
-    clocks begin with the first request. Where answers are the engine's own, only requests with a prompt in common up to its last
-    whole page can be confused.
-    """
-    wanted = {request.keys[-1] for request in requests if request.keys}
-    found: dict[bytes, list[tuple[float, tuple[bytes, ...]]]] = {}
-    for one in made:
-        path = one.keys + one.output_keys
-        for at, key in enumerate(path[:-1], 1):
-            if key in wanted:
-                found.setdefault(key, []).append((one.arrival_s - made[0].arrival_s, path[at:]))
-    answered = []
-    for request in requests:
-        most = (request.prompt_tokens + max(request.output_tokens, 1) - 1) // page_tokens - len(request.keys)
-        others = found.get(request.keys[-1], ()) if request.keys and most and not request.output_keys else ()
-        began_s = request.arrival_s - requests[0].arrival_s
-        closest = min(others, key=lambda other: abs(other[0] - began_s), default=None)
-        answered.append(request if closest is None else request._replace(output_keys=closest[1][:most]))
-    return answered
+def _due_s(requests: Sequence[LiveRequest], moments: Moments | None) -> list[float]:
+    """Return when each request was at its answer: its first token, or else its arrival, in seconds since the run began."""
+    arrived_s = np.array([request.arrival_s for request in requests])
+    due_s = arrived_s - arrived_s.min(initial=np.inf)
+    if moments is not None:
+        first_s = np.array([times_s[0] for times_s in moments.tokens_s]) - np.nanmin(moments.admitted_s)
+        due_s = np.where(np.isnan(first_s), due_s, first_s)
+    return list(due_s.tolist())
 
 
 class _Recorder(Scorer):
@@ -120,31 +132,37 @@ def _predicted(plan: Plan, lives: Sequence[LiveRequest], moments: Moments | None
     prompts, own = Prompts(plan.page_tokens, 1), list[Happened]()
     requests = [prompts.request(live, number, live.arrival_s, (-1, 0)) for number, live in enumerate(lives)]
     if moments is None:
-        plan = with_known_answers(plan.with_own_policies(), requests)
-        replay = open_replay(plan, build_tiers(plan, requests), requests)
-        watch = _watched(replay, Scorer(prompts.index, 0.0, own.append))
-        _play(replay, requests, lives, watch)
+        watch = Scorer(prompts.index, 0.0, own.append)
+        for first, last in _between_resets(lives):
+            _play(plan, requests[first:last], watch)
     else:
         observed = open_observed(plan, requests)
-        _watched(observed, Scorer(prompts.index, 0.0, lambda event: own.append(event._replace(at_s=observed.now_s))))
+        _watch(observed, Scorer(prompts.index, 0.0, lambda event: own.append(event._replace(at_s=observed.now_s))))
         observed.run_observed(requests, moments)
     return own
 
 
-def _watched(replay: Replay, watch: Scorer) -> Scorer:
-    for tier in replay.server.tiers:
-        tier.watches.append(watch)
-    return watch
+def _between_resets(lives: Sequence[LiveRequest]) -> list[tuple[int, int]]:
+    """Return the stretches of requests, first and end, before each of which the engine's cache was emptied."""
+    starts = [number for number, live in enumerate(lives) if live.after_reset or not number]
+    return list(zip(starts, [*starts[1:], len(lives)], strict=True))
 
 
-def _play(replay: Replay, requests: Sequence[Request], lives: Sequence[LiveRequest], watch: Scorer) -> None:
-    for request, live in zip(requests, lives, strict=True):
+def _play(plan: Plan, requests: list[Request], watch: Scorer) -> None:
+    """Serve requests one after another from an empty cache, and end them all."""
+    plan = with_known_answers(plan.with_own_policies(), requests)
+    replay = open_replay(plan, build_tiers(plan, requests), requests)
+    _watch(replay, watch)
+    for request in requests:
         watch.now_s = max(watch.now_s, request.arrival_s)
-        if live.after_reset:
-            replay.reset((Reset("drain", nan),))
         replay.play([request])
     while replay.live:
         replay.server.finish_request(replay.live.popleft())
+
+
+def _watch(replay: Replay, watch: Scorer) -> None:
+    for tier in replay.server.tiers:
+        tier.watches.append(watch)
 
 
 def _first_s(events: Sequence[Happened]) -> float:

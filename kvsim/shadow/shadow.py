@@ -105,9 +105,11 @@ class Shadow:
             live.restart()
 
     def flush(self) -> None:
-        """Serve the requests that events have told of and that have not ended: nothing more is expected."""
+        """Serve the requests that events have told of and that have not ended, and end the scores: nothing more is expected."""
         for live in self._engines.values():
             live.requests.end_all()
+            if live.scorer is not None:
+                live.scorer.finish()
 
     def _ranks(self, engine: str, rank: int | None) -> list[LiveEngine]:
         return [live for (name, other), live in self._engines.items() if name == engine and rank in (None, other)]

@@ -32,10 +32,10 @@ def trace(tmp_path: Path) -> Path:
     return write_trace(tmp_path / "trace.jsonl", requests)
 
 
-def study(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> ModuleType:
-    """The module of a study's ``run.py``, with the command line that it will read."""
-    path = EXPERIMENTS / name / "run.py"
-    spec = importlib.util.spec_from_file_location(f"study_{name}", path)
+def study(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str, script: str = "run") -> ModuleType:
+    """The module of a study's ``run.py``, or of another of its scripts, with the command line that it will read."""
+    path = EXPERIMENTS / name / f"{script}.py"
+    spec = importlib.util.spec_from_file_location(f"study_{name}_{script}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)

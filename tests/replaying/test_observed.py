@@ -103,3 +103,12 @@ def late(run: ObservedRun, lag_s: float) -> ObservedRun:
     """The run as a client sees it whose requests and answers are under way for this time, on average."""
     there, back = np.random.default_rng(0).exponential(lag_s, (2, len(run.sent_s)))
     return replace(run, sent_s=run.sent_s - there, first_token_s=run.first_token_s + back, end_s=run.end_s + back)
+
+
+def test_pages_of_a_vllm_answer_are_found_from_the_token_after_them_on() -> None:
+    """The prompt ends within its third page. Its answer fills that page at 3 s and the next one at 7 s; it ends at 20 s."""
+    first = replace(request(0, [0, 1], output_tokens=8), output_runs=((2, 2),))
+    times_s = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 20.0]
+    for at_s, found in ((2.5, 2), (3.5, 3), (6.5, 3), (7.5, 4)):
+        later = request(1, [0, 1, 2, 3]), at_s, [at_s + 0.1]
+        assert played("vllm", 30, (first, 0.0, times_s), later) == [0, found]

@@ -9,17 +9,18 @@ from kvsim.emulation.served import Extras
 from kvsim.errors import UsageError
 from kvsim.kv_events.codec import decode
 from kvsim.kv_events.dialects import dialect_named, encode
-from kvsim.kv_events.messages import BlockStored
+from kvsim.kv_events.messages import BlockStored, EventBatch
 from kvsim.kv_events.recorded import Message, read_recorded, write_recorded
 from kvsim.report.servers.seen import as_observed, moments_of
 from kvsim.results.observed_file import read_observed, write_observed
 from kvsim.run import play
+from kvsim.shadow.answers import StoredPaths, with_answers
 from kvsim.shadow.live import LiveRequest
 from kvsim.shadow.recorded_score import _told, requests_of, score_recorded
 from kvsim.shadow.score import REMOVED, STORED, Happened, scored
 from kvsim.shadow.settings import ShadowSettings
 from kvsim.shadow.shadow import Shadow
-from kvsim.shadow.snapshot import Share
+from kvsim.shadow.snapshot import ScoreView, Share
 from kvsim.trace.mooncake import Mooncake
 from tests import composing
 from tests.shadow.emulated import emulated
@@ -153,13 +154,68 @@ def test_a_shadow_scores_live_and_begins_anew_after_a_gap_and_a_reset() -> None:
     assert (engine.score.stored, engine.score.removed) == ({"gpu": Share(8, 0, 0)}, {"gpu": Share(2, 0, 0)})
 
 
+def test_what_was_never_matched_counts_when_the_stream_ends() -> None:
+    """The engine removes a block at once, for which a ghost with room has no reason; until the end, it might still."""
+    shadow = Shadow({"engine": plan(f"page_tokens={PAGE_TOKENS}", "rules=vllm")}, PAGE_TOKENS, ShadowSettings(salt=""))
+    shadow.event("e", batch(0.0, stored("ab")))
+    shadow.event("e", batch(1.0, removed("ab")))
+    assert shadow.snapshot().engines[0].score.removed == {}
+    shadow.flush()
+    assert shadow.snapshot().engines[0].score == ScoreView({"gpu": Share(2, 0, 0)}, {"gpu": Share(0, 1, 0)})
+
+
+def prompt_of(word: str) -> list[int]:
+    """The tokens of a word's pages, and one more, which fills none."""
+    return [ord(letter) for letter in word for _ in range(PAGE_TOKENS)] + [7]
+
+
 def test_requests_without_answers_take_them_from_the_events() -> None:
-    """A client knows how long an answer was, not what the engine said."""
-    events = [batch(0.0, stored("ab")), batch(0.2, stored("abc", 2)), batch(9.0, stored("abcd", 3)), batch(20.0, stored("x"))]
-    prompt = [ord(letter) for letter in "ab" for _ in range(PAGE_TOKENS)] + [7]
-    requests = [from_tokens(prompt, page_tokens=PAGE_TOKENS)._replace(output_tokens=2 * PAGE_TOKENS)]
+    """A client knows how long an answer was, not what the engine said: two pages, so the third one is not its own."""
+    events = [batch(0.0, stored("ab"))] + [
+        batch(at_s, stored(word, len(word) - 1)) for at_s, word in ((0.2, "abc"), (0.4, "abcd"))
+    ]
+    events += [batch(0.6, stored("abcde", 4)), batch(20.0, stored("x"))]
+    requests = [from_tokens(prompt_of("ab"), page_tokens=PAGE_TOKENS)._replace(output_tokens=2 * PAGE_TOKENS)]
     score = score_recorded(events, requests, plan(f"page_tokens={PAGE_TOKENS}", "rules=vllm"), keys=KEYS)
-    assert score.stored["gpu"] == Share(3, 2, 0)
+    assert score.stored["gpu"] == Share(4, 2, 0)
+
+
+def answered(events: list[EventBatch], *asked: tuple[str, float, int]) -> list[int]:
+    """Of requests, each with its prompt, arrival and pages of answer: the place among the events of the answer's first page."""
+    told, made = _told(events, PAGE_TOKENS, KEYS)
+    requests = [
+        from_tokens(prompt_of(word), page_tokens=PAGE_TOKENS, at_s=at_s)._replace(output_tokens=pages * PAGE_TOKENS)
+        for word, at_s, pages in asked
+    ]
+    found = with_answers(requests, StoredPaths(told, made), PAGE_TOKENS, [at_s for _, at_s, _ in asked])
+    order = [event.key for event in told]
+    return [order.index(one.output_keys[0]) if one.output_keys else -1 for one in found]
+
+
+def test_an_answer_is_not_what_another_prompt_has_after_the_same_pages() -> None:
+    """The page c is in the second prompt, and was stored closer to the first request than its answer z."""
+    events = [batch(0.0, stored("ab")), batch(0.1, stored("abc", 2)), batch(0.5, stored("abz", 2)), batch(0.6, stored("abcy", 3))]
+    assert answered(events, ("ab", 0.0, 1), ("abc", 0.1, 1)) == [3, 4]
+
+
+def test_an_answer_that_the_next_prompt_brings_back_is_found() -> None:
+    events = [batch(0.0, stored("ab")), batch(0.5, stored("abc", 2)), batch(1.0, stored("abcde", 3))]
+    assert answered(events, ("ab", 0.0, 1), ("abcd", 1.0, 0)) == [2, -1]
+
+
+def test_different_answers_to_one_prompt_are_each_taken_once_and_by_their_length() -> None:
+    """Both are of the prompt ab. The closest to both is c, of one page; the request that comes first has answered two."""
+    events = [batch(0.0, stored("ab")), batch(0.1, stored("abc", 2)), batch(0.2, stored("abz", 2)), batch(0.3, stored("abzy", 3))]
+    assert answered(events, ("ab", 0.0, 2), ("ab", 0.0, 1)) == [3, 2]
+    assert answered(events, ("ab", 0.0, 1), ("ab", 0.0, 1)) == [2, 3]
+
+
+@pytest.mark.parametrize("settings", [("rules=vllm",), ("preset=fastdeploy", "tiers.cpu.capacity=0")])
+def test_what_a_reset_drops_is_no_event_and_the_cache_is_empty_after_it(settings: tuple[str, ...]) -> None:
+    """The events begin with a reset, as those of an engine whose cache is emptied before a run, and have another one later."""
+    events = [batch(0.0, CLEARED, stored("ab")), batch(10.0, CLEARED), batch(11.0, stored("ab"))]
+    score = score_recorded(events, None, plan(f"page_tokens={PAGE_TOKENS}", *settings), keys=KEYS)
+    assert (score.stored, score.removed) == ({"gpu": Share(4, 0, 0)}, {})
 
 
 @pytest.mark.parametrize(

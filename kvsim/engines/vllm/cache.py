@@ -56,7 +56,18 @@ class VLLMCache(Server):
 
     def grow(self, lease: BlockLease, pages: int) -> bool:
         missing = pages - lease.held_pages
-        return missing <= 0 or self.pool.take(lease, missing)
+        if missing > 0 and not self.pool.take(lease, missing):
+            return False
+        self._name_answer(lease, pages - 1)
+        return True
+
+    def _name_answer(self, lease: BlockLease, pages: int) -> None:
+        """Name the pages of an answer among the first ``pages`` pages of its request, which are full, if answers are cached."""
+        named, request = lease.node.depth + lease.node.pages, lease.request
+        if self._cache_output and request.output_runs and pages > named:
+            answer = split_extents(request.output_runs, max(0, named - request.prompt_pages))[1]
+            if full := split_extents(answer, pages - named)[0]:
+                self.pool.name(lease, full)
 
     @property
     def tree(self) -> RadixTree:
@@ -73,10 +84,7 @@ class VLLMCache(Server):
     def finish_request(self, lease: BlockLease) -> None:
         """End a request whose answer is complete: name the full pages of the answer, if it is cached; the pages that the request
         used become the most recent."""
-        if self._cache_output and lease.request.output_runs:
-            left = lease.held_pages - lease.node.depth - lease.node.pages
-            if answer := split_extents(lease.request.output_runs, left)[0]:
-                self.pool.name(lease, answer)
+        self._name_answer(lease, lease.held_pages)
         self.pool.finish(lease)
         if self.offload is not None:
             self.offload.finish(lease.offload)
