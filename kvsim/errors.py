@@ -19,8 +19,12 @@ class TraceError(UsageError):
     """A trace file cannot be used; the message starts with the file's path and, if known, the line."""
 
     def __init__(self, path: object, line: int | None, problem: str) -> None:
+        super().__init__(path, line, problem)
+
+    def __str__(self) -> str:
+        path, line, problem = self.args
         where = f"{path}:{line}" if line is not None else f"{path}"
-        super().__init__(f"{where}: {problem}")
+        return f"{where}: {problem}"
 
 
 class PolicyFailed(UsageError):

@@ -17,6 +17,8 @@ LARGEST = 2**63 - 1
 MOST = 1e50
 """The largest real number; ``-MOST`` is the smallest. The product of six is finite still, so an extreme setting has an extreme
 result, but no infinite one."""
+SMALLEST = 1 / MOST
+"""The smallest number that must be above 0: what is divided by it is as finite as what is multiplied by ``MOST``."""
 MOST_SECONDS = 1e12
 """The longest time and the latest moment: 30,000 years, at which a 64-bit float still tells 0.1 ms."""
 LONGEST_TEXT = 40
@@ -59,7 +61,8 @@ class Real(NamedTuple):
         if not _is_a(AnyReal, value):
             return False
         number = value if isinstance(value, int) else float(value)
-        return self.least <= number <= self.most and self.above < number < self.below
+        above = self.above < number if self.above else number >= SMALLEST
+        return above and self.least <= number <= self.most and number < self.below
 
     def expected(self, value: Any) -> str:
         """Say what a wrong value must be: ``above 0``, or ``a finite number above 0`` if it is none.
@@ -69,7 +72,9 @@ class Real(NamedTuple):
         is_number = _is_a(AnyReal, value)
         is_finite = is_number and -inf < value < inf
         parts = []
-        if self.above > -inf:
+        if self.above == 0 and is_finite and 0 < value < SMALLEST:
+            parts.append(f"at least {SMALLEST:g}")
+        elif self.above > -inf:
             parts.append(f"above {self.above:g}")
         elif self.least > -MOST or is_finite and value < -MOST:
             parts.append(f"at least {self.least:g}")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from kvsim.numbers import LARGEST, MOST, SECONDS, Number, Real, Whole, check_number, check_settings, refusal, shown
+from kvsim.numbers import LARGEST, MOST, SECONDS, SMALLEST, Number, Real, Whole, check_number, check_settings, refusal, shown
 
 
 @pytest.mark.parametrize("value", [0, 1, LARGEST, np.int64(5)])
@@ -31,6 +31,14 @@ def test_real_numbers_hold(value: Any) -> None:
 def test_what_is_not_a_finite_number_does_not_hold(value: Any) -> None:
     assert not Real().holds(value)
     assert not Real(least=-MOST).holds(value)
+
+
+def test_what_is_divided_by_is_not_so_small_that_the_result_is_infinite() -> None:
+    rate = Real(above=0)
+    assert rate.holds(SMALLEST) and not rate.holds(SMALLEST / 2) and not rate.holds(5e-324)
+    assert refusal("rate", rate, 1e-300) == "rate must be at least 1e-50, not 1e-300"
+    assert refusal("rate", rate, 0) == "rate must be above 0, not 0"
+    assert Real(least=0).holds(1e-300) and SECONDS.holds(1e-300)
 
 
 def test_bounds_are_included_or_not_as_declared() -> None:

@@ -165,7 +165,7 @@ class Cluster(Frontend):
     def _arrivals(self, due: "list[tuple[float, Request | Reset]]") -> Any:
         env = self.env
         for time_s, what in due:
-            if time_s > env.now:
+            while time_s > env.now:  # once more if the sum was rounded down: before ``time_s``, nothing may be delivered
                 yield env.timeout(time_s - env.now)
             if isinstance(what, Request):
                 self._arrive(what)

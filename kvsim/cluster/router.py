@@ -31,19 +31,46 @@ class KnownEngine:
     """
 
     def __init__(
-        self, engine: int, capacity_pages: int | None = None, staleness_s: float = 0.0, clock: Callable[[], float] = lambda: 0.0
+        self,
+        engine: int,
+        capacity_pages: int | None = None,
+        staleness_s: float = 0.0,
+        clock: Callable[[], float] = lambda: 0.0,
+        policy: str = "a routing policy",
     ) -> None:
-        """``clock`` returns the time in seconds; it is not read if ``staleness_s`` is 0."""
-        self.engine = engine
-        self.capacity_pages = capacity_pages
-        self.outstanding_requests = 0
-        self.outstanding_tokens = 0
+        """``clock`` returns the time in seconds; it is not read if ``staleness_s`` is 0. Errors name the ``policy``."""
+        self._policy = policy
+        self._engine = engine
+        self._capacity_pages = capacity_pages
+        self._outstanding_requests = 0
+        self._outstanding_tokens = 0
         self._staleness_s = staleness_s
         self._clock = clock
         self._held: HeldPages | None = None
         self._report: Report | None = None
         self._under_way: deque[tuple[float, Report]] = deque()
         """Reports that have not arrived, with their times of arrival."""
+
+    @property
+    def engine(self) -> int:
+        return self._engine
+
+    @property
+    def capacity_pages(self) -> int | None:
+        return self._capacity_pages
+
+    @property
+    def outstanding_requests(self) -> int:
+        return self._outstanding_requests
+
+    @property
+    def outstanding_tokens(self) -> int:
+        return self._outstanding_tokens
+
+    def sent(self, request: Request, count: int = 1) -> None:
+        """Count a request that is sent to the engine; with a ``count`` of -1, one that has ended."""
+        self._outstanding_requests += count
+        self._outstanding_tokens += count * request.prompt_tokens
 
     def watch(self, tier: Tier) -> None:
         """Let the engine report every page that its GPU tier, still empty, stores or drops from now on."""
@@ -83,13 +110,18 @@ class KnownEngine:
 
     def _load(self) -> Report:
         if self._report is None:
-            raise PolicyError("a routing policy that reads the load that engines report needs needs_reports = True")
+            raise PolicyError(f"{self._policy} reads the load that engines report: it needs needs_reports = True")
         return self._report
 
     def cached_pages(self, request: Request) -> int:
         if self._held is None:
-            raise PolicyError("a routing policy that calls cached_pages() needs needs_cached_pages = True")
+            raise PolicyError(f"{self._policy} calls cached_pages(): it needs needs_cached_pages = True")
         return self._held.leading_pages(request.runs)
+
+
+def name_of(policy: object) -> str:
+    """Return the policy's name for an error message."""
+    return f"the routing policy {type(policy).__name__}"
 
 
 def known_engines(policy: "RoutingPolicy", gpus: Mapping[int, Tier], clock: Callable[[], float]) -> list[KnownEngine]:
@@ -100,7 +132,7 @@ def known_engines(policy: "RoutingPolicy", gpus: Mapping[int, Tier], clock: Call
     engines = []
     for number, gpu in sorted(gpus.items()):
         capacity = gpu.pool.capacity
-        known = KnownEngine(number, None if capacity == UNLIMITED else capacity, policy.staleness_s, clock)
+        known = KnownEngine(number, None if capacity == UNLIMITED else capacity, policy.staleness_s, clock, name_of(policy))
         if policy.needs_cached_pages:
             known.watch(gpu)
         if policy.needs_reports:
@@ -117,10 +149,10 @@ class Router:
         self.policy = policy
         self.engines = {known.engine: known for known in engines}
         self._up = dict(self.engines)
-        self._offered = list(engines)
+        self._offered = tuple(engines)
         self._choose: Any = policy.choose
         """Typed so that its answers may be anything."""
-        self._name = f"the routing policy {type(policy).__name__}"
+        self._name = name_of(policy)
 
     @property
     def has_engines(self) -> bool:
@@ -132,9 +164,7 @@ class Router:
         for known in self._offered:
             known.receive(now)
         chosen = engine_number(self._name, "choose()", self._choose(request, self._offered, now), self._up)
-        known = self._up[chosen]
-        known.outstanding_requests += 1
-        known.outstanding_tokens += request.prompt_tokens
+        self._up[chosen].sent(request)
         self.policy.on_sent(request, chosen, now)
         return chosen
 
@@ -144,19 +174,17 @@ class Router:
 
     def ended(self, request: Request, engine: int, now: float) -> None:
         """A request that was sent to an engine has been answered or rejected, or was lost with the engine."""
-        known = self.engines[engine]
-        known.outstanding_requests -= 1
-        known.outstanding_tokens -= request.prompt_tokens
+        self.engines[engine].sent(request, -1)
         self.policy.on_ended(request, engine, now)
 
     def down(self, engine: int, now: float) -> None:
         """An engine has failed; its requests have ended already."""
         del self._up[engine]
-        self._offered = [known for number, known in self.engines.items() if number in self._up]
+        self._offered = tuple([known for number, known in self.engines.items() if number in self._up])
         self.policy.on_down(engine, now)
 
     def up(self, engine: int, now: float) -> None:
         """An engine that was down is back, with an empty cache."""
         self._up[engine] = self.engines[engine]
-        self._offered = [known for number, known in self.engines.items() if number in self._up]
+        self._offered = tuple([known for number, known in self.engines.items() if number in self._up])
         self.policy.on_up(engine, now)

@@ -6,6 +6,7 @@ With ``sweeps/from_hydra.py`` the only user of Hydra's internals.
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from math import inf
 from typing import Any
 
 import hydra.version
@@ -27,6 +28,8 @@ from kvsim.settings.search_path import extend_search_path
 from kvsim.settings.sources import use
 
 CONFIG = "pkg://kvsim.conf"
+MOST_VALUES = 100_000
+"""In a file of settings; kvsim's own have some hundreds."""
 HERE = "."
 """What ``hydra.run.dir`` is in kvsim's own configurations: Hydra has no folder to make."""
 
@@ -113,11 +116,16 @@ def started_hydra(command: str) -> Iterator[StartedHydra]:
 
 @contextmanager
 def read_yaml_fast() -> Iterator[None]:
-    """Let OmegaConf parse YAML with libyaml, if PyYAML has it: in a tenth of the time, with the same result."""
+    """Let OmegaConf parse YAML with libyaml, if PyYAML has it: in a tenth of the time, with the same result.
+
+    Aliases that stand for more than ``MOST_VALUES`` values are an error: OmegaConf makes a copy of each.
+    """
     slow = omegaconf._utils.get_yaml_loader
     loader = slow()
-    if yaml.__with_libyaml__ and not issubclass(loader, yaml.cyaml.CParser):
-        fast = type("FastLoader", (yaml.cyaml.CParser, loader), {"__init__": _init_loader})
+    if not hasattr(loader, "checks_size"):
+        parts = {"__init__": _init_loader} if yaml.__with_libyaml__ else {}
+        bases = (yaml.cyaml.CParser, loader) if yaml.__with_libyaml__ else (loader,)
+        fast = type("FastLoader", bases, {**parts, "checks_size": True, "construct_document": _construct_document})
         setattr(omegaconf._utils, "get_yaml_loader", lambda: fast)  # noqa: B010  (types do not allow the assignment)
     try:
         yield
@@ -130,3 +138,22 @@ def _init_loader(self: Any, stream: Any) -> None:
     yaml.cyaml.CParser.__init__(self, stream)
     yaml.constructor.SafeConstructor.__init__(self)
     yaml.resolver.Resolver.__init__(self)
+
+
+def _construct_document(self: Any, node: yaml.Node) -> Any:
+    """Return the content of a file. Raises YAMLError if it is too large once all aliases are written out."""
+    if _values(node, {}) > MOST_VALUES:
+        raise yaml.constructor.ConstructorError(
+            None, None, f"its aliases stand for more than {MOST_VALUES:,} values", node.start_mark
+        )
+    return yaml.constructor.SafeConstructor.construct_document(self, node)
+
+
+def _values(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
+    """Return how many values a node stands for; of a node that contains itself, endless many."""
+    if node not in known:
+        known[node] = inf
+        parts = node.value if isinstance(node.value, list) else []
+        parts = [part for pair in parts for part in pair] if isinstance(node, yaml.MappingNode) else parts
+        known[node] = 1 + sum([_values(part, known) for part in parts])
+    return known[node]

@@ -16,9 +16,18 @@ from kvsim.core.pool import UNLIMITED
 LONGEST = 200
 """Characters of an answer that an error message repeats."""
 
+REPEATED = 1000
+"""How many numbers a list may have beyond one for each number that is allowed: an endless list is an error."""
+
 
 class PolicyError(Exception):
     """A policy broke its contract; the message names the policy and what it did."""
+
+
+def users_classes(kind: type) -> list[type]:
+    """Return those of a class and its bases that are no part of kvsim and none of ``object``, ``ABC`` and their like."""
+    known = ("kvsim", "abc", "typing", "builtins")
+    return [one for one in kind.__mro__ if one.__module__.partition(".")[0] not in known]
 
 
 def refused(policy: str, call: str, answer: object, expected: str) -> PolicyError:
@@ -64,7 +73,14 @@ def whole_numbers(policy: str, call: str, answer: object, most: int) -> list[int
     """Return an answer that must list whole numbers from 0 to ``most``, in any order."""
     if not isinstance(answer, Iterable):
         raise refused(policy, call, answer, "a list of whole numbers")
-    return [whole_number(policy, call, one, most) for one in answer]
+    found: list[int] = []
+    for one in answer:
+        found.append(whole_number(policy, call, one, most))
+        if len(found) > most + REPEATED:
+            raise PolicyError(
+                f"{policy} returned more than {most + REPEATED:,} numbers from {call}, of at most {most + 1:,} places"
+            )
+    return found
 
 
 def number(policy: str, call: str, answer: object, most: float = inf) -> float:
@@ -109,9 +125,10 @@ def every_one(policy: str, call: str, answer: object, expected: Sequence[object]
     """Return an answer that must contain each of the ``expected`` waiting requests once, in any order."""
     if not isinstance(answer, Iterable):
         raise refused(policy, call, answer, "the waiting requests in order")
-    given = list(answer)
+    given: list[Any] = []
     left = {id(one) for one in expected}
-    for one in given:
+    for one in answer:  # not as a list, which may be endless: the first one too many is refused
+        given.append(one)
         if id(one) not in left:
             raise refused(policy, call, one, "a waiting request that it has not returned before")
         left.remove(id(one))

@@ -1,5 +1,7 @@
 """Eviction: makes room in a tier, by the order of its policy."""
 
+from typing import Any
+
 from kvsim.core.residency import Residency
 from kvsim.core.tier import GPU, Edge, Tier
 from kvsim.core.transfer import transfers_of
@@ -35,7 +37,8 @@ class Eviction:
         tree = self.residency.tree
         for offered in victims(tier, now):
             node = victim(offered, tree, tier)
-            leaving = missing if tier.eviction.most_pages >= missing else most_pages(tier)
+            most: Any = tier.eviction.most_pages
+            leaving = missing if type(most) is int and most >= missing else most_pages(tier)
             if node.partner is not None or node.is_state:
                 tier.eviction.cut_offered(node)
                 self._cut_with_state(node, tier, missing)

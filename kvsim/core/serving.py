@@ -4,6 +4,7 @@ from abc import ABCMeta, abstractmethod
 from math import inf
 from typing import Any, Final, NamedTuple
 
+from kvsim.core.at_rest import check_at_rest, check_places
 from kvsim.core.copies import Counts
 from kvsim.core.lease import FIRST, LOST, Lease
 from kvsim.core.request import Request
@@ -322,6 +323,11 @@ class ServedCache(Reported):
     def check(self) -> None:
         """Recount everything; raise AssertionError if a count or an invariant is wrong. For tests and runs that verify."""
 
+    def verify(self) -> None:
+        """As ``check``, in a run whose policies may have changed anything."""
+        check_places(self.tree)
+        self.check()
+
 
 Hits = tuple[int, ...]
 """Hit pages by the level that they come from, from the GPU down."""
@@ -387,6 +393,10 @@ class Server(Reported):
     def prefetched(self) -> dict[str, int]:
         """Return the counts of prefetches, by name; empty if there are none."""
         return {}
+
+    def verify(self) -> None:
+        """Recount what is stored once all requests have ended; raise AssertionError if something is wrong."""
+        check_at_rest(self.tree, self.tiers)
 
 
 class RulesError(Exception):

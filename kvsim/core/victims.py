@@ -45,9 +45,9 @@ def victim(offered: object, tree: RadixTree, tier: Tier) -> Node:
 
 def most_pages(tier: Tier) -> int:
     """Return how many pages of the node just offered may leave."""
-    most = tier.eviction.most_pages
-    if most >= 1:
-        return int(most)
+    most: Any = tier.eviction.most_pages
+    if type(most) is int and most >= 1:
+        return most
     return whole_number(eviction_policy(tier), "most_pages", most, UNLIMITED, 1)
 
 

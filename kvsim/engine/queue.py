@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
-from kvsim.core.answers import every_one, number, rank_number
+from kvsim.core.answers import PolicyError, every_one, number, rank_number, users_classes
 from kvsim.core.queue_view import Round
 from kvsim.core.serving import ServedCache
 from kvsim.core.tier import Tier, overrides
@@ -47,6 +47,8 @@ class WaitingQueue(JobQueue):
         self._policy: Any = policy
         """Typed so that its answers may be anything."""
         self._policy_name = f"the scheduling policy {type(policy).__name__}"
+        self._is_users = bool(users_classes(type(policy)))
+        """Whether a policy that is not kvsim's decides: what it may not change is then looked at after each question."""
         self._cache = cache
         self._gpu = gpu
         self._orders = overrides(policy, "order")
@@ -88,7 +90,9 @@ class WaitingQueue(JobQueue):
         job.entry = self._entries
         rank = float(self._entries)
         if not self._orders:
+            before = self._seen([job])
             rank = rank_number(self._policy_name, "rank()", self._policy.rank(job))
+            self._check_unchanged("rank()", [job], before)
         heappush(self._heap, (rank, job.place, job))
         self._has_changed = True
         if self._max_wait_s < inf:
@@ -131,9 +135,11 @@ class WaitingQueue(JobQueue):
         version = self._cache.version
         if version == self._ordered_version and not self._has_changed:
             return
-        waiting = list(self)
+        waiting = tuple(self)
+        before = self._seen(waiting)
         answer = self._policy.order(Round(waiting, self._cache, self._gpu, self._now))
         ordered = cast(Sequence[Job], every_one(self._policy_name, "order()", answer, waiting))
+        self._check_unchanged("order()", waiting, before)
         first = self._entries
         self._entries += len(ordered)
         self._heap = [(float(first + at), job.place, job) for at, job in enumerate(ordered)]
@@ -142,5 +148,29 @@ class WaitingQueue(JobQueue):
 
     def retraction_key(self, job: Job) -> tuple[float, float, tuple[int, int]]:
         """Return what orders running jobs if the policy does: the highest is retracted first."""
+        before = self._seen([job])
         rank = rank_number(self._policy_name, "retraction_rank()", self._policy.retraction_rank(job))
+        self._check_unchanged("retraction_rank()", [job], before)
         return rank, job.arrival_s, job.place
+
+    def _seen(self, jobs: Sequence[Job]) -> list[tuple[object, ...]]:
+        """Return what a policy of the user's own is about to see of these jobs; nothing for one of kvsim's."""
+        return [facts(job) for job in jobs] if self._is_users else []
+
+    def _check_unchanged(self, call: str, jobs: Sequence[Job], before: list[tuple[object, ...]]) -> None:
+        """Raise PolicyError if a policy has changed a job that it was shown."""
+        for job, was in zip(jobs, before, strict=False):
+            now = facts(job)
+            if now != was:
+                changed = ", ".join(
+                    [f"{name} from {old!r} to {new!r}" for name, old, new in zip(FACTS, was, now, strict=True) if old != new]
+                )
+                raise PolicyError(f"{self._policy_name} changed a waiting request in {call}, {changed}: it belongs to the engine")
+
+
+FACTS = ("request", "place", "arrival_s", "entry", "was_running", "generated")
+
+
+def facts(job: Job) -> tuple[object, ...]:
+    """Return what a waiting request says of itself (``FACTS``)."""
+    return job.request, job.place, job.arrival_s, job.entry, job.was_running, job.generated

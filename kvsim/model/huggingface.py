@@ -9,12 +9,16 @@ from typing import Any
 from kvsim.errors import UsageError
 from kvsim.model.families import FAMILIES, Fields, dtype_bytes
 from kvsim.model.spec import ModelSource, ModelSpec
-from kvsim.numbers import Real, Whole, check_settings
+from kvsim.numbers import Real, Whole, check_settings, refusal, shown
 
 BITS = {"fp8": 8.0, "mxfp4": 4.25, "awq": None, "gptq": None, "bitsandbytes": None, "compressed-tensors": None}
 """Bits per weight of a ``quant_method``, scales included where each group of weights has one; None: the file says."""
 OF_EXPERTS = ("mxfp4",)
 """Methods that quantize only the routed experts."""
+
+MOST_LAYERS = 10_000
+UNUSABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+"""What fields of other types and sizes than those of a model lead to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,12 @@ class HuggingFaceModel(ModelSource):
 
     def _read(self) -> tuple[ModelSpec, list[str]]:
         whole = Fields(self._content(), str(self.file))
+        try:
+            return self._understood(whole)
+        except UNUSABLE as error:
+            raise whole.error(f"{whole.kind}: a field has a value that cannot be: {shown(str(error))}") from error
+
+    def _understood(self, whole: Fields) -> tuple[ModelSpec, list[str]]:
         remarks = []
         fields = whole
         if isinstance(text := whole.values.get("text_config"), Mapping):
@@ -63,6 +73,8 @@ class HuggingFaceModel(ModelSource):
             raise fields.error(f"model_type {fields.kind} is not known, but for example {', '.join(list(FAMILIES)[:6])}")
         if fields.get("num_kv_shared_layers"):
             raise fields.error("layers that share their KV (num_kv_shared_layers) are not known")
+        if not Whole(1, MOST_LAYERS).holds(fields.need("num_hidden_layers")):
+            raise fields.error(refusal("num_hidden_layers", Whole(1, MOST_LAYERS), fields.values["num_hidden_layers"]))
         settings = FAMILIES[fields.kind](fields)
         stored = dtype_bytes(fields, fields.get("torch_dtype", fields.get("dtype", "bfloat16")))
         try:
@@ -78,12 +90,16 @@ class HuggingFaceModel(ModelSource):
         return replace(spec, weight_dtype_bytes=n_bytes), remarks
 
     def _content(self) -> dict[str, Any]:
+        if self.file.exists() and not self.file.is_file():
+            raise UsageError(f"model.path: {self.file} is not a file: name the folder with the model's config.json")
         try:
-            content = json.loads(self.file.read_text())
+            content = json.loads(self.file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
         except OSError as error:
             raise UsageError(
                 f"model.path: {self.file}: {error.strerror}: name the folder with the model's config.json"
             ) from error
+        except RecursionError as error:
+            raise UsageError(f"model.path: {self.file} is not JSON that can be read: nested too deeply") from error
         except ValueError as error:
             raise UsageError(f"model.path: {self.file} is not JSON: {error}") from error
         if not isinstance(content, dict):
@@ -137,17 +153,23 @@ def _inherited(whole: Mapping[str, Any]) -> dict[str, Any]:
     return {name: whole[name] for name in ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings") if name in whole}
 
 
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
+
+
 def _weight_bytes(fields: Fields, spec: ModelSpec, stored: int) -> float:
     """Return the mean bytes per weight. Raises UsageError for an unknown quantization."""
     quantized = fields.get("quantization_config")
     if not quantized:
         return float(stored)
     method = quantized.get("quant_method")
-    if method not in BITS or (bits := BITS[method] or _bits(quantized)) is None:
+    if not isinstance(method, str) or method not in BITS or (bits := BITS[method] or _bits(quantized)) is None:
         raise UsageError(
             f"model.path: {fields.path}: quantization_config with quant_method {method} is not known: set "
             "model.weight_dtype_bytes, for example to 0.5 for 4-bit weights"
         )
+    if not Real(above=0, most=64).holds(bits):
+        raise fields.error(refusal("the bits of quantization_config", Real(above=0, most=64), bits))
     if method not in OF_EXPERTS:
         return bits / 8
     experts = spec.routed_experts * 3 * spec.hidden_size * spec.expert_width * (spec.layers - spec.dense_layers)

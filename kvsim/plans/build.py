@@ -25,6 +25,7 @@ from kvsim.plans.cluster_settings import ClusterSettings
 from kvsim.plans.combinations import check_against_server, check_plan, check_search
 from kvsim.plans.command_settings import DiskSettings, SaturateSettings, SweepSettings
 from kvsim.plans.construct import check_names, construct, refuse_infinite, with_key
+from kvsim.plans.engine_memory import check_memory
 from kvsim.plans.plan import Config, Plan, TierPlan
 from kvsim.plans.substrate_choice import SUBSTRATES
 from kvsim.plans.tier_plans import gpu_memory_of, settings_of, state_capacities, tier_plans
@@ -104,6 +105,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
         config["model"] = {"_target_": MODEL, **asdict(model)}
         choices["model"] = source.name
     cluster = construct(ClusterSettings, config.get("cluster"), "cluster")
+    check_memory(cluster)
     hardware = construct(HardwareSpec, config.get("hardware"), "hardware")
     gpu_memory = gpu_memory_of(config, model, hardware, keys)
     tiers = tier_plans(config, run.page_tokens, model, cluster, gpu_memory, keys)

@@ -133,6 +133,7 @@ def check_names(key: str, node: Any, known: Iterable[str]) -> None:
         raise UsageError(f"{key} must be a mapping of settings ({', '.join(known)}), not {node!r}")
     for name in node:
         if name not in known:
+            name = str(name)
             hint = closest(name, known) or (f"; choose from {', '.join(sorted(known))}" if known else "; it has no settings")
             raise UsageError(f"{join_key(key, name)}: there is no such setting{hint}")
 

@@ -2,14 +2,14 @@
 
 import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import wraps
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from kvsim.core.answers import PolicyError
+from kvsim.core.answers import PolicyError, users_classes
 from kvsim.core.serving import RulesError
 from kvsim.errors import APPENDIX, PolicyFailed, UsageError
 from kvsim.plans.plan import Plan
@@ -51,9 +51,11 @@ def policies_named(run: Callable[Concatenate[Plan, P], R]) -> Callable[Concatena
     def named(plan: Plan, /, *arguments: P.args, **settings: P.kwargs) -> R:
         try:
             return run(plan, *arguments, **settings)
-        except UsageError:
-            raise
-        except (PolicyError, RulesError) as error:
+        except (UsageError, PolicyError, RulesError) as error:
+            if failed := blamed(error, user_policies(plan)):
+                raise failed from error
+            if isinstance(error, UsageError):
+                raise
             raise UsageError(str(error)) from error
         except (Exception, SystemExit, GeneratorExit) as error:
             if failed := failure(error, user_parts(plan)):
@@ -68,18 +70,30 @@ def policies_named(run: Callable[Concatenate[Plan, P], R]) -> Callable[Concatena
 
 def user_parts(plan: Plan) -> list[UserPart]:
     """Return the parts of a plan that are not kvsim's."""
+    return [*user_policies(plan), *_users([(name, getattr(plan, name)) for name in ("trace", "rules")])]
+
+
+def user_policies(plan: Plan) -> list[UserPart]:
+    """Return the policies of a plan that are not kvsim's: classes of other modules, or derived from such."""
     found: list[tuple[str, object]] = [(f"eviction policy of the {tier.name} tier", tier.eviction) for tier in plan.tiers]
     found += [(f"placement policy of the {tier.name} tier", tier.placement) for tier in plan.tiers]
     policies = ("prefetch", "checkpoint", "routing", "scheduling", "decode_routing")
     found += [(f"{name.replace('_', ' ')} policy", getattr(plan, name)) for name in policies]
-    found += [(name, getattr(plan, name)) for name in ("trace", "rules")]
-    return [user_part for what, part in found if (user_part := _user_part(what, type(part))).files]
+    return _users(found)
+
+
+def named_parts(parts: Sequence[UserPart]) -> str:
+    """Name the classes of some parts, and their modules."""
+    return " and ".join(dict.fromkeys(f"{part.names[0]} of {shown(Path(part.files[0]))}" for part in parts))
+
+
+def _users(parts: list[tuple[str, object]]) -> list[UserPart]:
+    return [user_part for what, part in parts if (user_part := _user_part(what, type(part))).files]
 
 
 def _user_part(what: str, kind: type) -> UserPart:
-    bases = [base for base in kind.__mro__[:-1] if base.__module__ not in ("abc", "typing")]
-    files = {getattr(sys.modules.get(base.__module__), "__file__", None) for base in bases if not is_kvsims(base.__module__)}
-    names = tuple(base.__name__ for base in bases)
+    files = {getattr(sys.modules.get(one.__module__), "__file__", None) for one in users_classes(kind)}
+    names = tuple(base.__name__ for base in kind.__mro__[:-1] if base.__module__ not in ("abc", "typing"))
     return UserPart(
         f"{what}, {kind.__name__}," if " of " in what else f"{what} {kind.__name__}", names, tuple(sorted(filter(None, files)))
     )
@@ -104,10 +118,33 @@ def failure(error: BaseException, parts: list[UserPart]) -> PolicyFailed | None:
             return PolicyFailed(f"the {part.what} breaks its contract ({shown(Path(part.files[0]))}): {described(error)}")
     if not parts:
         return None
-    named = " and ".join(dict.fromkeys(f"{part.names[0]} of {shown(Path(part.files[0]))}" for part in parts))
-    failed = PolicyFailed(f"kvsim failed in a run with {named}, which may change nothing but its own: {described(error)}")
+    failed = PolicyFailed(
+        f"kvsim failed in a run with {named_parts(parts)}, which may change nothing but its own: {described(error)}"
+    )
     failed.exit_code = 1
     return failed
+
+
+def blamed(error: Exception, parts: list[UserPart]) -> PolicyFailed | None:
+    """Return the error to raise in place of one of kvsim's own kinds, if policies of the user's own are to blame for it.
+
+    They have raised it themselves, or a policy of kvsim's is said to break its contract, which it does only if a policy of the
+    user's has changed what belongs to the cache.
+    """
+    for part in parts:
+        if line := line_that_raised(error, part.files):
+            return PolicyFailed(f"the {part.what} failed at {line}: {described(error)}")
+    if not parts or not isinstance(error, PolicyError) or any(part.names[0] in str(error) for part in parts):
+        return None
+    return PolicyFailed(f"kvsim failed in a run with {named_parts(parts)}, which may change nothing but its own: {error}")
+
+
+def line_that_raised(error: BaseException, files: Collection[str]) -> Line | None:
+    """Return the line that raised an error if it is in these files; SimPy raises a copy, whose cause is the error."""
+    while type(error.__cause__) is type(error):
+        error = error.__cause__
+    frames = list(walk_tb(error.__traceback__))
+    return _line(*frames[-1]) if frames and frames[-1][0].f_code.co_filename in files else None
 
 
 def described(error: BaseException) -> str:

@@ -49,6 +49,9 @@ class PassingServer(Server):
     def held_extents(self) -> list[Extent]:
         return self.server.held_extents()
 
+    def verify(self) -> None:
+        self.server.verify()
+
 
 class CacheServer(Server):
     """Serves requests from a cache with the same calls as the engine."""
@@ -124,6 +127,9 @@ class CacheServer(Server):
 
     def held_extents(self) -> list[Extent]:
         return self.cache.held_extents()
+
+    def verify(self) -> None:
+        self.cache.verify()
 
     def finish_request(self, lease: Lease) -> None:
         """End a request whose answer is complete, and give back what it holds."""

@@ -14,6 +14,7 @@ from kvsim.report.figure import GREY, Figure, Picture, Styles, Trace, laid_out, 
 from kvsim.report.summary import Table
 from kvsim.report.table import print_summary
 from kvsim.report.template import foot, render_page
+from kvsim.results.cells import as_text
 from kvsim.results.rates import count, percent, size
 from kvsim.results.result import RunRecord, hit_definition, plain, to_json
 
@@ -161,6 +162,7 @@ def _csv(record: RunRecord) -> str:
     for row in _rows(record):
         pages = row["capacity_pages"]
         tokens, n_bytes = pages * record["page_tokens"], pages * record["page_bytes"]
+        row = {key: as_text(value) for key, value in row.items()}
         writer.writerow(row | {"capacity_tokens": tokens, "capacity_bytes": n_bytes, "sampled": str(row["sampled"]).lower()})
     return text.getvalue()
 

@@ -19,6 +19,7 @@ from kvsim.files.writing import FileSet, replacing
 from kvsim.report.html import render
 from kvsim.report.perfetto.trace_events import write_timeline
 from kvsim.report.template import SHARED_SCRIPT, plotly_script
+from kvsim.results.cells import as_text
 from kvsim.results.result import RunRecord, to_json
 
 FILES = ("result.json", "requests.csv.gz", "report.html", "timeline.json.gz", "events.jsonl.gz")
@@ -106,7 +107,7 @@ def _cells_of_trace(column: Column, kind: str, values: bytes) -> str | list[Any]
 
 def _text(cell: Any) -> str:
     """Return a value as a cell of CSV."""
-    text = str(cell)
+    text = str(as_text(cell))
     return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\r\n') else text
 
 

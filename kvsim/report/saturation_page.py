@@ -16,6 +16,7 @@ from kvsim.report.summary import Table, objective_text
 from kvsim.report.table import print_summary
 from kvsim.report.template import SHARED_SCRIPT, foot, render_page
 from kvsim.report.terminal import width_of
+from kvsim.results.cells import as_text
 from kvsim.results.rates import UNKNOWN, count, digits, percent
 from kvsim.results.records import Damaged, read_saturation
 from kvsim.results.result import RunRecord, to_json
@@ -204,5 +205,5 @@ def _csv(records: Sequence[Named]) -> str:
         for run in record["runs"]:
             is_highest = str(run["rate"] == record["rate"]).lower()
             numbers = [run[column] for column in RUN_COLUMNS]
-            writer.writerow([name, *chosen, *numbers, is_highest, record["gpus"], record["price_per_hour"]])
+            writer.writerow([*map(as_text, [name, *chosen]), *numbers, is_highest, record["gpus"], record["price_per_hour"]])
     return text.getvalue()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.engine.columns import COLUMNS
+from kvsim.results.cells import from_text
 
 TEXTS = ("status", "error", "job")
 """Columns of a sweep's table that are text even where all cells are empty or look like numbers."""
@@ -66,7 +67,7 @@ def _read(lines: Iterable[str]) -> dict[str, list[str]]:
 def _typed(kind: type, cells: list[str]) -> np.ndarray:
     """Return cells as an array of a type; a gap in numbers is nan."""
     if kind is str:
-        return np.array(cells, dtype=str)
+        return np.array([from_text(cell) for cell in cells], dtype=str)
     if kind is int and "" not in cells:
         return np.array([int(cell) for cell in cells], dtype=np.int64)
     return np.array([kind(cell) if cell else np.nan for cell in cells], dtype=np.float64)

@@ -49,6 +49,7 @@ def read_requests(folder: Path, record: RunRecord) -> dict[str, np.ndarray]:
     """Read the columns of the ``requests.csv.gz`` of a run with this record. Raises Damaged."""
     path = folder / "requests.csv.gz"
     try:
+        _check_file(path)
         with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
             columns = request_columns(file, list(record["hit_pages"]))
         if len(columns["request"]) != record["requests"] + record["warmup_requests"]:
@@ -95,6 +96,7 @@ def read_saturation(folder: Path) -> RunRecord:
 def _read(path: Path, kind: Any) -> Any:
     """Read a file of JSON, with the fields of ``kind``; of ``Any``, with all its fields. Raises Damaged."""
     try:
+        _check_file(path)
         if path.stat().st_size > LONGEST_BYTES:
             raise ValueError("the file is too long")
         return _decoder(kind).decode(path.read_bytes())
@@ -102,6 +104,12 @@ def _read(path: Path, kind: Any) -> Any:
         raise Damaged(f"{path}: cannot be read: {error.strerror}") from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Damaged(f"{path}: not a valid result: {error}: repeat the run") from error
+
+
+def _check_file(path: Path) -> None:
+    """Raise ValueError for what a program could read for ever, such as a pipe."""
+    if path.exists() and not path.is_file():
+        raise ValueError("it is not a file")
 
 
 def _check(path: Path, record: Any, kind: Any) -> None:

@@ -1,7 +1,6 @@
 """Builds the parts of a run from its plan: tiers, edges, caches and engines, with their policies bound."""
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,6 +26,7 @@ from kvsim.hardware.tier_kinds import ALWAYS, LEVELS, kind_of
 from kvsim.plans.plan import Plan, TierPlan
 from kvsim.policies.checkpoint.base import Prefill
 from kvsim.policies.context import PolicyContext
+from kvsim.policies.copies import copied
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.base import ReadOnly
@@ -34,6 +34,7 @@ from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
 from kvsim.policies.routing.base import RoutingPolicy
 from kvsim.policies.routing.context import RoutingContext
+from kvsim.run.stop_iteration import refuse_stop_iteration
 from kvsim.states.cache import HybridCache
 
 Graph = tuple[list[Tier], list[Edge]]
@@ -100,7 +101,7 @@ def _build_tier(plan: Plan, requests: Sequence[Request], pool: type[Pool], one: 
 
 def _policy_of_its_own(plan: Plan, policy: P) -> P:
     """Return a policy for one of several places of the same kind; the only one gets the plan's."""
-    return deepcopy(policy) if plan.layout.engines > 1 else policy
+    return copied(policy) if plan.layout.engines > 1 else policy
 
 
 # --- what policies may know ----------------------------------------------------------------------------------------------
@@ -108,6 +109,7 @@ def _policy_of_its_own(plan: Plan, policy: P) -> P:
 
 def bind(family: str, policy: Any, known: PolicyContext) -> None:
     """Bind a policy. Raises UsageError if an input is missing."""
+    refuse_stop_iteration(policy)
     try:
         policy.bind(known)
     except ValueError as error:
@@ -134,7 +136,7 @@ def context(plan: Plan, requests: Sequence[Request], tier: Tier, upper: Tier | N
         states_apart=plan.states is not None,
         model=plan.model,
         hardware=plan.hardware,
-        requests=requests,
+        requests=tuple(requests),
         empty_cache=lambda tier: Cache([tier], [], Rules(), plan.page_tokens),
         rng=np.random.default_rng(seed),
     )
@@ -296,6 +298,7 @@ def _router(plan: Plan, policy: RoutingPolicy, gpus: Mapping[int, Tier], substra
     numbers = [engine.engine for engine in known]
     capacities = [engine.capacity_pages for engine in known]
     rng = np.random.default_rng([plan.seed, len(ALWAYS) + place])
+    refuse_stop_iteration(policy)
     policy.bind(
         RoutingContext(
             engines=numbers,

@@ -7,12 +7,17 @@ from kvsim.plans.policy_errors import policies_named
 from kvsim.replaying.observed import Moments, ObservedReplay
 from kvsim.run.assembly import build_setup, build_tiers
 from kvsim.run.play import build_server, check_answers, with_known_answers
+from kvsim.run.unchanged import recount, requests_unchanged
 
 
 @policies_named
+@requests_unchanged
 def replay_observed(plan: Plan, requests: list[Request], moments: Moments) -> Outcome:
     """Replay requests by the moments of a real run. Raises UsageError."""
-    return open_observed(plan, requests).run_observed(requests, moments)
+    opened = open_observed(plan, requests)
+    outcome = opened.run_observed(requests, moments)
+    recount(plan, [opened.server], outcome)
+    return outcome
 
 
 def open_observed(plan: Plan, requests: list[Request]) -> ObservedReplay:

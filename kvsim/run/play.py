@@ -39,12 +39,14 @@ from kvsim.run.assembly import (
     build_setup,
     build_tiers,
 )
+from kvsim.run.unchanged import recount, requests_unchanged
 
 Advance = Callable[[int], None]
 """Called now and then with the number of finished requests."""
 
 
 @policies_named
+@requests_unchanged
 def replay(
     plan: Plan, requests: list[Request], advance: Advance | None = None, inspect: Callable[[Any, str], None] | None = None
 ) -> Outcome:
@@ -56,10 +58,14 @@ def replay(
     plan = with_known_answers(plan, requests)
     check_answers(plan, requests)
     check_bypass(plan, "replay")
-    tiers, edges = build_tiers(plan, requests, SlotPool if inspect else Pool)
-    log = EventLog(tiers) if plan.events else None
-    outcome = open_replay(plan, (tiers, edges), requests, log).run(requests, advance, inspect, each_step=plan.print_steps)
+    known = tuple(requests)
+    graph = build_tiers(plan, known, SlotPool if inspect else Pool)
+    log = EventLog(graph[0]) if plan.events else None
+    opened = open_replay(plan, graph, requests, log)
+    server = opened.server
+    outcome = opened.run(requests, advance, inspect, each_step=plan.print_steps)
     outcome.events = log
+    recount(plan, [server], outcome)
     return outcome
 
 
@@ -77,6 +83,7 @@ def open_replay(plan: Plan, graph: Graph, requests: list[Request], log: EventLog
 
 
 @policies_named
+@requests_unchanged
 def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None) -> Outcome:
     """Serve the requests in simulated time or, with ``substrate=hardware``, on this machine. Raises UsageError."""
     check_bypass(plan, "simulate")
@@ -84,8 +91,9 @@ def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None
     check_answers(plan, requests)
     _check_requests(plan, requests, replace(plan.replay, hold_output=True))
     choice = SUBSTRATES[plan.substrate]
-    graphs = build_graphs(plan, requests, choice.pool)
-    caches = [build_served(plan, graph, requests) for graph in graphs]
+    known = tuple(requests)
+    graphs = build_graphs(plan, known, choice.pool)
+    caches = [build_served(plan, graph, known) for graph in graphs]
     tiers = [tier for graph in graphs for tier in graph[0]]
     substrate = choice.open(plan, requests, caches)
     try:
@@ -97,7 +105,8 @@ def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None
             if recorder:
                 cache.watch(recorder)
         watches = [recorder] if recorder else []
-        outcome = build_cluster(plan, requests, caches, substrate, watches).run(requests, advance)
+        outcome = build_cluster(plan, known, caches, substrate, watches).run(requests, advance)
+        recount(plan, caches, outcome)
     finally:
         substrate.close()
     outcome.timeline, outcome.events = recorder, log

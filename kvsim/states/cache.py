@@ -282,7 +282,7 @@ class HybridCache(ServedCache):
         kv = self.kv
         kv.persistent.keep(lease)
         for tier in self.tiers:
-            tier.eviction.request_states = states_of(lease).states
+            tier.eviction.request_states = tuple(states_of(lease).states)
         transfers = self._end_within_prompt(lease)
         if kv.begin_answer(lease):
             transfers = transfers + self.insert(lease, max(now, self.residency.now))

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -174,8 +174,12 @@ def _rows(first: Record, records: Iterator[Record], columns: Columns, max_tokens
 
 
 def _date_s(record: Record, name: str) -> float:
-    """Return a date as seconds; digits after the microseconds are left out."""
+    """Return a date as seconds, in UTC unless it has an offset; digits after the microseconds are left out."""
+    text = FRACTION.sub(r"\1", str(record.name(name)))
     try:
-        return datetime.fromisoformat(FRACTION.sub(r"\1", str(record.name(name)))).timestamp()
+        if not text.isascii():
+            raise ValueError
+        date = datetime.fromisoformat(text)
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         raise record.error(f"{name} must be a date such as 2023-11-16 18:15:46.68, not {shown(record.fields[name])}") from None

@@ -4,6 +4,7 @@ LMCache's server writes them to ``lookup_hashes_*.jsonl`` (``lmcache/v1/mp_obser
 LookupHashLoggingSubscriber) if it has a folder for them.
 """
 
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,6 +15,9 @@ from kvsim.trace.base import OF_MAX_TOKENS, Trace
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.hashed import HashedTrace
 from kvsim.trace.records import Record, extents_of
+
+HASH = re.compile(r"-?(?:0[xX])?[0-9a-fA-F]{1,128}")
+"""A hash as ``hex`` writes it; Python's own ``hash`` is negative at times."""
 
 
 @dataclass(kw_only=True)
@@ -74,7 +78,6 @@ class LMCache(HashedTrace):
 
     def blocks(self, record: Record) -> tuple[Extent, ...]:
         hashes = record.items(self.IDS)
-        try:
-            return extents_of([int(value, 16) for value in hashes])
-        except (ValueError, TypeError):
-            raise record.error(f"{self.IDS} must be a list of hexadecimal texts, such as 0x1f") from None
+        if not all(isinstance(value, str) and HASH.fullmatch(value) for value in hashes):
+            raise record.error(f"{self.IDS} must be a list of hexadecimal texts, such as 0x1f")
+        return extents_of([int(value, 16) for value in hashes])

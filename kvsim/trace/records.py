@@ -14,6 +14,7 @@ from kvsim.numbers import shown as shown_number
 from kvsim.pages.extents import Extent, append_extent
 from kvsim.trace.arrays import Elements
 from kvsim.trace.files import TraceFile, open_trace
+from kvsim.trace.rows import COLUMNS, read_rows
 
 MAX_LINE_BYTES = 1 << 27
 """Room for a prompt of 16 million token ids."""
@@ -152,6 +153,29 @@ class Record:
         return self.error(f"{key} must be {expected}, not {shown(self.fields[key])}")
 
 
+INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
+DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
+"""Numbers as logs write them; Python would also take underscores, and the digits of all scripts."""
+
+
+class Row(Record):
+    """A row of a CSV file: each cell is text, so that 007 and 7 are two names, and a number only where one is needed."""
+
+    __slots__ = ()
+
+    def integer(self, key: str, number: Whole = COUNT) -> int:
+        cell = self.fields.get(key)
+        if isinstance(cell, str) and INTEGER.fullmatch(cell) and number.least <= (value := int(cell)) <= number.most:
+            return value
+        raise self._wrong(key, number.expected(None))
+
+    def number(self, key: str, number: Real = SECONDS) -> float:
+        cell = self.fields.get(key)
+        if isinstance(cell, str) and DECIMAL.fullmatch(cell) and number.least <= (value := float(cell)) <= number.most:
+            return value
+        raise self._wrong(key, number.expected(None))
+
+
 def read_records(path: str, limit: int | None = None, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Record]:
     """Yield the objects of a file of JSON Lines, of one JSON array, or of CSV, only the first ``limit`` if given.
 
@@ -175,7 +199,7 @@ def _parse(file: TraceFile) -> Iterator[Record]:
     if first is None:
         return iter(())
     if len(first[1]) <= MAX_EXPLAINED_BYTES and COLUMNS.fullmatch(first[1]):
-        return _parse_rows(file.path, first[1].decode().strip().split(","), lines)
+        return (Row(file.path, line, cells) for line, cells in read_rows(file.path, first, lines))
     return _parse_lines(file, first, lines)
 
 
@@ -205,8 +229,6 @@ def _whole(text: bytes, file: TraceFile) -> dict[str, Any] | None:
 
 MAX_EXPLAINED_BYTES = 1 << 20
 """The longest line that is looked at more than once."""
-COLUMNS = re.compile(rb"[\w .()-]++(?:,[\w .()-]++)++\s*+")
-"""The first line of a CSV file: names of columns."""
 
 
 def _parse_array(elements: Elements) -> Iterator[Record]:
@@ -217,27 +239,6 @@ def _parse_array(elements: Elements) -> Iterator[Record]:
         except (ValueError, RecursionError) as error:
             raise TraceError(elements.path, None, _problem(text, error)) from None
         yield Record(elements.path, None, fields)
-
-
-def _parse_rows(path: str, columns: list[str], rows: Iterator[tuple[int, bytes]]) -> Iterator[Record]:
-    """Yield the rows of a CSV file. Numbers become numbers, empty cells null; cells are not quoted."""
-    for line, text in rows:
-        try:
-            cells = text.decode().strip().split(",")
-        except UnicodeDecodeError:
-            raise TraceError(path, line, "not UTF-8 text") from None
-        if len(cells) != len(columns):
-            raise TraceError(path, line, f"has {len(cells)} cells, but there are {len(columns)} columns")
-        yield Record(path, line, dict(zip(columns, map(_cell, cells), strict=True)))
-
-
-def _cell(text: str) -> int | float | str | None:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text or None
 
 
 def _problem(text: bytes, error: Exception) -> str:

@@ -141,7 +141,7 @@ class Tokenizer:
 def _read_json(path: Path, key: str) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{key}: {path} is not JSON: {error}") from None
     return content if isinstance(content, dict) else {}
 

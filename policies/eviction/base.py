@@ -15,7 +15,7 @@ from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import READY, Node
 from kvsim.policies.context import PolicyContext
-from kvsim.policies.eviction.ranks import check_rank, check_risen, name, refuse_order
+from kvsim.policies.eviction.ranks import check_rank, check_risen, name, never_still, refuse_order
 
 DEPTH: Final = 1e9
 """Weight of one page of depth in an entry's place; exceeds the number of entries. Exact up to 9 million pages per prompt."""
@@ -149,6 +149,7 @@ class RankedEviction(EvictionPolicy):
         untaken = self._untaken
         if untaken or self._offered is not None:
             self._offer_again()
+        risen = 0
         while line or heap:
             entry: tuple[Any, ...] = self._next_entry()
             node: Node = entry[2]
@@ -157,8 +158,12 @@ class RankedEviction(EvictionPolicy):
             rank = self.rank(node)
             if rank != entry[0]:
                 check_risen(self, node, entry[0], rank)
+                risen += 1
+                if risen > len(line) + len(heap) + 1:
+                    raise never_still(self, node, rank)
                 self._enter(rank, entry[1], node)
                 continue
+            risen = 0
             if self._ranks_by_place:
                 self._limit_to_next(node)
             self._offered = node

@@ -41,6 +41,14 @@ def check_risen(policy: object, node: Node, before: Any, rank: Any) -> None:
     )
 
 
+def never_still(policy: object, node: Node, rank: Any) -> PolicyError:
+    """Return the error for ranks that rise although nothing has happened since they were asked for last."""
+    return PolicyError(
+        f"{name(policy)} raises the rank of a node whenever it is asked, that of {node} to {rank}: a rank may depend on the node "
+        "and on what has happened, not on how often it is asked"
+    )
+
+
 def refuse_order(policy: object, ranks: Iterable[Any], error: Exception) -> NoReturn:
     """Raise PolicyError that shows two ranks which cannot be compared; comparing some of ``ranks`` has raised ``error``."""
 

@@ -41,6 +41,9 @@ class SegmentedLRU(RankedEviction):
             if self.segments != "sized":
                 raise ValueError(f"protected_fraction={self.protected_fraction} has no effect without segments=sized")
 
+        if self.segments == "sized" and type(self) is not SegmentedLRU:
+            raise ValueError(f"segments=sized would replace {type(self).__name__}: derive it from SizedSegmentedLRU instead")
+
     def variant(self) -> EvictionPolicy:
         if self.segments == "unsized":
             return self

@@ -111,8 +111,8 @@ def test_the_number_may_be_of_numpy() -> None:
 @pytest.mark.parametrize(
     ("read", "needed"),
     [
-        (lambda one: one.cached_pages(prompt()), "calls cached_pages() needs needs_cached_pages = True"),
-        (lambda one: one.waiting_requests, "reads the load that engines report needs needs_reports = True"),
+        (lambda one: one.cached_pages(prompt()), "a routing policy calls cached_pages(): it needs needs_cached_pages = True"),
+        (lambda one: one.waiting_requests, "a routing policy reads the load that engines report: it needs needs_reports = True"),
         (lambda one: one.running_requests, "needs_reports = True"),
         (lambda one: one.used_pages, "needs_reports = True"),
     ],

@@ -207,7 +207,51 @@ def test_what_is_not_known_is_named(content: dict[str, Any], problem: str, tmp_p
     assert str(error.value).endswith("describe the model in a YAML file, as conf/model/llama3_8b.yaml does")
 
 
-@pytest.mark.parametrize(("text", "problem"), [("{", "is not JSON"), ("[]", "is not a config.json"), (None, "No such file")])
+@pytest.mark.parametrize(
+    ("bits", "problem"),
+    [
+        (0, "the bits of quantization_config must be above 0"),
+        (-4, "the bits of quantization_config must be above 0"),
+        (1e9, "the bits of quantization_config must be"),
+        ("four", "a field has a value that cannot be"),
+        (10**400, "a field has a value that cannot be"),
+        ([], "a field has a value that cannot be"),
+    ],
+)
+def test_bits_that_cannot_be_are_refused(bits: Any, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=problem):
+        read(tmp_path, LLAMA | {"quantization_config": {"bits": bits, "quant_method": "gptq"}}).spec()
+
+
+WRONG = (None, True, 0, -1, 1.5, 10**18, 10**400, "", "x", [], [None], {}, {"bits": []}, {"quant_method": []})
+
+
+@pytest.mark.parametrize(
+    "content", [LLAMA, DEEPSEEK, QWEN3_NEXT, JAMBA, NEMOTRON_H, KIMI_LINEAR], ids=lambda one: one["model_type"]
+)
+def test_no_value_of_a_field_ends_in_anything_but_one_line(content: dict[str, Any], tmp_path: Path) -> None:
+    said: list[str] = []
+    for name in [*content, "quantization_config", "text_config", "layer_types", "sliding_window", "num_kv_shared_layers"]:
+        for wrong in WRONG:
+            try:
+                read(tmp_path, content | {name: wrong}).note()
+            except UsageError as error:
+                said.append(str(error))
+    assert len(said) > 3 * len(content) and not [line for line in said if "\n" in line or not line.startswith("model.path: ")]
+
+
+TEXTS = [
+    ("{", "is not JSON"),
+    ("[]", "is not a config.json"),
+    (None, "No such file"),
+    ("[" * 100_000, "nested too deeply"),
+    ('{"a":' * 100_000, "nested too deeply"),
+    ('{"vocab_size": NaN}', "is not JSON: NaN is no number of JSON"),
+    ('{"vocab_size": ' + "9" * 5000 + "}", "is not JSON"),
+]
+
+
+@pytest.mark.parametrize(("text", "problem"), TEXTS, ids=[problem for _, problem in TEXTS])
 def test_a_file_that_cannot_be_read(text: str | None, problem: str, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)

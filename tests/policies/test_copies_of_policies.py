@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
+import pytest
+
 from kvsim.core.tree import Node
+from kvsim.errors import UsageError
 from kvsim.policies.copies import copied
 from kvsim.policies.eviction.base import RankedEviction
 from kvsim.policies.eviction.lru_k import LRUK
@@ -39,3 +42,12 @@ def test_a_bundled_policy() -> None:
 
 def test_nothing() -> None:
     assert copied(None) is None
+
+
+@pytest.mark.parametrize("answer", ["None", "self", "LRUK()"])
+def test_a_copy_that_is_none_is_refused(answer: str) -> None:
+    kind = type("Mine", (Mine,), {"__deepcopy__": eval(f"lambda self, memo: {answer}")})
+    with pytest.raises(
+        UsageError, match=r"Mine cannot be copied for another tier, engine or run: its copy is .*remove __deepcopy__"
+    ):
+        copied(kind())

@@ -118,7 +118,7 @@ def test_power_of_two_looks_at_two_different_engines() -> None:
     """The most loaded of four is never chosen; the least loaded is whenever it is drawn, which is half of the time."""
     small = router(PowerOfTwo(load="requests"), engines=4)
     for engine, known in small.engines.items():
-        known.outstanding_requests = 1000 * engine
+        known._outstanding_requests = 1000 * engine
     chosen = []
     for _ in range(2000):
         chosen.append(small.send(prompt(), 0.0))

@@ -1,5 +1,7 @@
 """Segmented LRU with sized segments, by hand."""
 
+import pytest
+
 from kvsim.policies.eviction.slru import SegmentedLRU, SizedSegmentedLRU
 from tests.policies.small import filled
 
@@ -17,3 +19,12 @@ def test_uses_that_protect_can_be_chosen() -> None:
     assert isinstance(policy, SizedSegmentedLRU)
     filled(policy, *"aabbb", gpu=4)
     assert policy.sizes == [1, 1]
+
+
+def test_a_class_of_the_users_is_not_replaced_by_another_algorithm() -> None:
+    class Mine(SegmentedLRU):
+        pass
+
+    assert type(Mine(protected_hits=3).variant()) is Mine
+    with pytest.raises(ValueError, match="segments=sized would replace Mine: derive it from SizedSegmentedLRU instead"):
+        Mine(segments="sized")

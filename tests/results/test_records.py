@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from kvsim.report.comparison.compare import comparison_csv, means_csv
 from kvsim.report.comparison.html import render_comparison
 from kvsim.report.html import render
 from kvsim.results.fields import FIELDS
-from kvsim.results.records import read_bound, read_failure, read_result, read_saturation
+from kvsim.results.records import Damaged, read_bound, read_failure, read_requests, read_result, read_saturation
 from kvsim.results.result import to_json
 from kvsim.results.runs import read_runs
 from kvsim.results.schema import WRITTEN, Field
@@ -163,3 +164,10 @@ def test_a_damaged_bound_counts_as_missing_and_a_damaged_error_is_said_to_be(tmp
     assert record["error"].startswith(f"what failed cannot be read: {tmp_path}/error.json: ") and not record["is_crash"]
     with pytest.raises(UsageError, match=r"saturate.json: not a valid result"):
         read_saturation(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["result.json", "requests.csv.gz"])
+def test_a_pipe_in_place_of_a_file_is_refused(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(Damaged, match="it is not a file"):
+        read_result(tmp_path) if name == "result.json" else read_requests(tmp_path, {"hit_pages": {"gpu": 1}})

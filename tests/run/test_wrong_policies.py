@@ -256,3 +256,89 @@ def test_a_wrong_bound_ends_with_one_line(answer: str, expected: str, folder: Pa
     assert main(["replay", *settings, "tiers.cpu.capacity=0", "tiers.disk.capacity=0"]) == 2
     shown = capfd.readouterr().err
     assert shown.startswith("kvsim: the eviction policy of the gpu tier, Mine, returned ") and expected in shown
+
+
+OWN_KINDS = [
+    ("from kvsim.errors import UsageError as E", "E('something')", "UsageError: something"),
+    ("from kvsim.errors import TraceError as E", "E('file', 3, 'something')", "TraceError: file:3: something"),
+    ("from kvsim.core.answers import PolicyError as E", "E('something')", "PolicyError: something"),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(("imported", "raised", "said"), OWN_KINDS, ids=[case[2] for case in OWN_KINDS])
+def test_an_error_of_kvsims_own_kinds_names_the_policy_too(
+    imported: str, raised: str, said: str, command: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    body = f"def on_insert(self, node, now):\n        {imported}\n        raise {raised}"
+    assert main([command, *write_policy(folder, "eviction", body)]) == 2
+    shown = capfd.readouterr().err
+    assert (
+        shown.startswith("kvsim: the eviction policy of the ")
+        and f"Mine, failed at mine.py:7, in Mine.on_insert: {said}" in shown
+    )
+
+
+def test_an_input_that_a_policy_lacks_is_still_said_in_its_own_words(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    body = "def bind(self, context):\n        super().bind(context)\n        context.require('tenant', 'tenants')"
+    assert main(["replay", *write_policy(folder, "eviction", body)]) == 2
+    assert capfd.readouterr().err.startswith(
+        "kvsim: eviction of the gpu tier: Mine needs tenants, which this trace does not have"
+    )
+
+
+@pytest.mark.parametrize("method", ["async def on_hit(self, node, now): pass", "async def on_remove(self, node): yield"])
+def test_a_method_that_nobody_awaits_is_refused(method: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", *write_policy(folder, "eviction", method)]) == 2
+    assert "is async, and so would never run: define it without async" in capfd.readouterr().err
+
+
+def test_a_part_of_a_page_cannot_leave(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = (
+        "def victims(self, now):",
+        "    for node in super().victims(now):",
+        "        self.most_pages = 1.5",
+        "        yield node",
+    )
+    body = "\n    ".join(lines)
+    assert main(["replay", *write_policy(folder, "eviction", body)]) == 2
+    assert "Mine" in (shown := capfd.readouterr().err) and ("1.5 from most_pages" in shown or "int object expected" in shown)
+
+
+def test_kvsims_own_policy_is_not_blamed_for_what_another_policy_did(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    body = "def after_use(self, node, now):\n        node.last_used = float('nan')\n        return True"
+    assert main(["simulate", *write_policy(folder, "placement", body)]) in (1, 2)
+    shown = capfd.readouterr().err
+    assert "Mine of mine.py" in shown and "may change nothing but its own" in shown
+    assert not shown.startswith("kvsim: the eviction policy")
+
+
+@pytest.mark.parametrize(
+    ("asks", "needed"), [("engines[0].used_pages", "needs_reports"), ("engines[0].cached_pages(request)", "needs_cached_pages")]
+)
+def test_a_router_that_reads_what_it_has_not_asked_for_is_named(
+    asks: str, needed: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "mine.py").write_text(
+        "from kvsim.policies.routing.least_loaded import LeastLoaded\n\n\nclass Mine(LeastLoaded):\n"
+        f"    def choose(self, request, engines, now): return engines[{asks} * 0].engine\n"
+    )
+    (folder / "conf" / "routing").mkdir(parents=True)
+    (folder / "conf" / "routing" / "mine.yaml").write_text("_target_: mine.Mine\n")
+    assert main(["simulate", "trace.sessions=5", "cluster.engines=2", "routing=mine", "--config-dir", "conf", "output=out"]) == 2
+    shown = capfd.readouterr().err
+    assert shown.startswith("kvsim: the routing policy Mine ") and shown.endswith(f"it needs {needed} = True\n")
+
+
+def test_a_key_of_a_policys_file_that_is_no_text_is_refused(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings = write_policy(folder, "eviction", "pass")
+    (folder / "conf" / "eviction" / "mine.yaml").write_text("_target_: mine.Mine\n1: 2\n")
+    assert main(["replay", *settings]) == 2
+    assert capfd.readouterr().err.startswith("kvsim: eviction.1: there is no such setting")
+
+
+def test_a_policy_that_goes_elsewhere_takes_no_output_with_it(folder: Path) -> None:
+    (folder / "elsewhere").mkdir()
+    body = f"def bind(self, context):\n        super().bind(context)\n        __import__('os').chdir('{folder}/elsewhere')"
+    assert main(["replay", *write_policy(folder, "eviction", body), "-m", "seed=1,2"]) == 0
+    assert list((folder / "elsewhere").iterdir()) == [] and (folder / "out" / "0" / "result.json").exists()

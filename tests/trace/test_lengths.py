@@ -1,6 +1,7 @@
 """Logs that tell only lengths."""
 
 import json
+import time
 
 import pytest
 
@@ -117,3 +118,70 @@ def test_a_bad_row_is_named(write, row, message):
 def test_a_probability_is_between_0_and_1():
     with pytest.raises(ValueError, match="prefixes must be from 0 to 1, not 2"):
         Lengths(path="x", prefixes=2.0)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Tokyo"])
+def test_dates_do_not_depend_on_the_time_zone_of_the_machine(write, zone, monkeypatch):
+    """The clocks of New York are set back at 2 o'clock on the first of these days, and forward on the second."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        for before, after in (("2023-11-05 01:59:59", "2023-11-05 02:00:01"), ("2023-03-12 01:59:59", "2023-03-12 02:00:01")):
+            requests = load(write, AZURE[0], f"{before},374,44", f"{after},374,44", prefixes=0.0).requests
+            assert [request.arrival_s for request in requests] == [0.0, 2.0]
+        offset = load(write, AZURE[0], "2023-11-05 01:59:59,374,44", "2023-11-04T21:00:01-05:00,374,44", prefixes=0.0).requests
+        assert [request.arrival_s for request in offset] == [0.0, 2.0]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_sessions_are_text(write):
+    names = ("007", "7", "1_0", "10", "1e5", "100000", "nan", "infinity", "0x1f", "7.0", "'a'", "٣")
+    rows = [f"{at},{name},1,GPT-4,16,4,20,API log" for at, name in enumerate(names)]
+    requests = load(write, BURST[0], *rows, prefixes=0.0).requests
+    assert [request.session for request in requests] == list(range(len(names)))
+
+
+def test_quoted_cells_are_read(write):
+    rows = (
+        '"Timestamp","Session ID",Elapsed time,Model,"Request tokens",Response tokens,Total tokens,Log Type',
+        '"5","a, b",1.5,"Chat ""GPT""","472",18,490,"Conversation, log"',
+        '6,"a, b",1.5,GPT-4,600,18,618,"two\nlines"',
+    )
+    first, second = load(write, *rows, prefixes=0.0).requests
+    assert (first.prompt_tokens, first.kind, first.session) == (472, "Conversation, log", 0)
+    assert (second.turn, second.arrival_s, second.kind) == (1, 1.0, "two\nlines")
+
+
+@pytest.mark.parametrize("number", ["1_000", "٣٠", "\uff13\uff10", "0x10", "1e3", "3.0", "nan", "--3", "1" * 41, "true", "+"])
+def test_tokens_are_decimal_digits(write, number):
+    with pytest.raises(TraceError, match=r"log.csv:2: Request tokens must be a whole number of at least 0, not "):
+        load(write, BURST[0], f"5,a,1.5,GPT-4,{number},18,490,API log", prefixes=0.0)
+
+
+@pytest.mark.parametrize("number", ["1_0.5", "٣", "nan", "inf", "infinity", "1e999", "0x1p3", "5 5", "1e+"])
+def test_times_are_decimal_numbers(write, number):
+    with pytest.raises(TraceError, match=r"log.csv:2: Timestamp must be a number"):
+        load(write, BURST[0], f"{number},a,1.5,GPT-4,30,18,490,API log", prefixes=0.0)
+
+
+def test_numbers_as_programs_write_them_are_read(write):
+    times = ("1e-05", "0.5", ".75", "1.", "+2", " 3 ", "4E0")
+    requests = load(write, BURST[0], *[f"{time},a,1,G, 30 ,18,48,A" for time in times], prefixes=0.0).requests
+    assert [round(request.arrival_s, 6) for request in requests] == [0, 0.49999, 0.74999, 0.99999, 1.99999, 2.99999, 3.99999]
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "message"),
+    [
+        (BURST[0] + ",Timestamp", "5,a,1.5,G,1,1,2,A,6", ":1: the column Timestamp is there 2 times: rename all but one"),
+        (BURST[0], '5,"a"b,1.5,G,1,1,2,A', ":2: not CSV: "),
+        (BURST[0], '5,"a,1.5,G,1,1,2,A', ":2: not CSV: unexpected end of data"),
+        (BURST[0], "5," + "a" * 200_000 + ",1.5,G,1,1,2,A", ":2: not CSV: field larger than field limit"),
+    ],
+)
+def test_what_is_no_csv_is_named(write, header, row, message):
+    with pytest.raises(TraceError) as caught:
+        load(write, header, row, prefixes=0.0)
+    assert message in str(caught.value)

@@ -45,6 +45,9 @@ def test_the_chunk_size_is_taken_from_the_file(write):
     ("bad", "message"),
     [
         (line(4, [1], chunk_hashes=["1", "zz"]), "chunk_hashes must be a list of hexadecimal texts, such as 0x1f"),
+        (line(4, [1], chunk_hashes=["0x1_0"]), "chunk_hashes must be a list of hexadecimal texts"),
+        (line(4, [1], chunk_hashes=["0x\uff11"]), "chunk_hashes must be a list of hexadecimal texts"),
+        (line(4, [1], chunk_hashes=[" 0x1"]), "chunk_hashes must be a list of hexadecimal texts"),
         (line(4, [1], chunk_hashes=[1]), "chunk_hashes must be a list of hexadecimal texts"),
         (line(4, [1], chunk_size=256), "chunk_size is 256, but block_tokens is 4: set trace.block_tokens=256"),
         (line(9, [1]), "chunk_hashes has 1 ids, but seq_len=9 takes 3 blocks of 4 tokens"),

@@ -1,5 +1,6 @@
 """LightLLM's caches as an engine in time calls them: answers end before their pages can be found, and copies take time."""
 
+from collections import Counter
 from math import inf
 from typing import Any, cast
 
@@ -205,9 +206,9 @@ class SteppedRadix(ServedCache):
         held = sum([node.pages for node in tree]) + sum([gpu.pool.count(lease.slots) for lease in holders])
         held += sum([node.pages for node in self.residency.doomed])
         assert gpu.pool.free + held == gpu.pool.capacity, "pages are lost"
-        pinned = [node for lease in holders for node in lease.node.path()]
+        pinned = Counter([node for lease in holders for node in lease.node.path()])
         for node in tree:
-            assert node.pins[gpu.index] == pinned.count(node), f"{node}: pins"
+            assert node.pins[gpu.index] == pinned[node], f"{node}: pins"
         loose = sum([node.pages for node in tree if not node.pins[gpu.index]])
         assert loose == gpu.evictable_pages, "evictable pages are counted wrong"
         if nodes.store is not None:

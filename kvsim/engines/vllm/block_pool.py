@@ -321,15 +321,17 @@ class BlockPool:
 
     def check_nodes(self, leases: list[BlockLease]) -> list[Node]:
         """Check the nodes of pages and their pins. Returns them, copies included."""
-        linked = [self.tree.root, *self.tree.root.descendants()]
+        linked = dict.fromkeys([self.tree.root, *self.tree.root.descendants()])
         younger = [copy for copies in self._copies.values() for copy in copies[1:]]
         for copies in self._copies.values():
             assert len(copies) > 1 and {copy.runs for copy in copies} == {copies[0].runs}, f"{copies}: not of the same pages"
             assert all(self._oldest(copy) in linked and not copy.children for copy in copies[1:]), f"{copies}: not the oldest"
-        nodes = linked[1:] + younger
+        nodes = [*list(linked)[1:], *younger]
         for node in nodes:
             parent = node.parent
-            assert parent in linked and node.depth == parent.depth + parent.pages, f"{node}: parent and depth"
+            assert parent is not None and parent in linked and node.depth == parent.depth + parent.pages, (
+                f"{node}: parent and depth"
+            )
             assert parent.children[node.runs[0][0]] is self._oldest(node), f"{node}: not found under its parent"
             assert node.pages == count_pages(node.runs) == self.gpu.pool.count(node.slots[0]), f"{node}: slots"
             assert node.state[0] == READY, f"{node}: not ready"

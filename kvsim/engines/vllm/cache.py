@@ -66,6 +66,10 @@ class VLLMCache(Server):
     def held_extents(self) -> list[Extent]:
         return super().held_extents() + ([] if self.offload is None else self.offload.order.held())
 
+    def verify(self) -> None:
+        super().verify()
+        self.pool.check([])
+
     def finish_request(self, lease: BlockLease) -> None:
         """End a request whose answer is complete: name the full pages of the answer, if it is cached; the pages that the request
         used become the most recent."""

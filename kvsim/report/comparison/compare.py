@@ -12,6 +12,7 @@ from rich.text import Text
 from kvsim.report.comparison.cases import Case, cases_of
 from kvsim.report.comparison.differing import differing, heading, overridden, setting_text
 from kvsim.report.terminal import Cell, print_table, width_of
+from kvsim.results.cells import as_text
 from kvsim.results.chosen_names import package
 from kvsim.results.fields import BY_KEY, measures_of
 from kvsim.results.measures import Measure
@@ -313,5 +314,5 @@ def _csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n", restval="")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({key: as_text(value) for key, value in row.items()} for row in rows)
     return text.getvalue()

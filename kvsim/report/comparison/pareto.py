@@ -16,6 +16,7 @@ from kvsim.report.comparison.differing import heading, setting_text
 from kvsim.report.comparison.objective import Objective, objective
 from kvsim.report.figure import Figure, Trace, laid_out
 from kvsim.report.terminal import print_table, width_of
+from kvsim.results.cells import as_text
 from kvsim.results.rates import digits, percent, size
 from kvsim.results.records import Damaged, read_sweep
 from kvsim.results.runs import Run
@@ -93,7 +94,7 @@ class Front:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["job", *self.keys, *(one.name for one in self.objectives), "rejected"])
         for point in self.best:
-            writer.writerow([point.name, *point.settings, *point.values, point.rejected])
+            writer.writerow(map(as_text, [point.name, *point.settings, *point.values, point.rejected]))
         return text.getvalue()
 
     def label(self, point: Point) -> str:
