@@ -17,6 +17,8 @@ class FileTrace(TraceSource):
 
     STAMP_S: ClassVar[float] = 0.001
     """The unit of the timestamps of its lines, in seconds."""
+    IS_LINE: ClassVar[bool] = False
+    """Whether a line is one request with its whole prompt, whatever the lines around it are."""
     OF_ARRIVALS: ClassVar[tuple[str, ...]] = ("path", "max_line_bytes", "spread")
 
     path: str

@@ -1,19 +1,23 @@
 """Recognises the format of a trace file by the fields of its first record."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+from itertools import chain
+from typing import Any
 
 from kvsim.errors import TraceError
 from kvsim.trace.bailian import Bailian
 from kvsim.trace.base import TraceSource
+from kvsim.trace.dynamo import Dynamo
+from kvsim.trace.file_trace import FileTrace
 from kvsim.trace.lengths import Lengths
 from kvsim.trace.lmcache import LMCache
 from kvsim.trace.mooncake import Mooncake
 from kvsim.trace.openai import OpenAI
-from kvsim.trace.records import AT_LEAST_ONE, MAX_LINE_BYTES, read_records
+from kvsim.trace.records import AT_LEAST_ONE, MAX_LINE_BYTES, Record, read_records
 from kvsim.trace.sharegpt import ShareGPT
 from kvsim.trace.tokens import Tokens
 from kvsim.trace.weka import Weka
@@ -25,11 +29,11 @@ class Format:
 
     name: str
     """The choice of the group ``trace``."""
-    reader: type[TraceSource]
+    reader: type[FileTrace]
     fields: tuple[str, ...]
-    """Fields that every first record of this format has."""
+    """Fields that every first record of this format has; ``a.b`` is the field b of the object in a."""
     block_size: str | None = None
-    """The field that has the size of blocks, if the first record has it."""
+    """The field that has the size of blocks, if one of the first records has it."""
 
     def missing(self, fields: Collection[str]) -> list[str]:
         """Return the identifying fields that a record with ``fields`` lacks."""
@@ -41,6 +45,8 @@ FORMATS = (
     Format("mooncake", Mooncake, ("input_length", "hash_ids"), "block_size"),
     Format("mooncake", Mooncake, ("input_tokens", "hash_ids"), "block_size"),
     Format("mooncake", Mooncake, ("input_length", "hash_ids_rle"), "block_size"),
+    Format("dynamo", Dynamo, ("schema", "event_type", "event_time_unix_ms"), "request.replay.trace_block_size"),
+    Format("dynamo", Dynamo, ("event.schema", "event.event_type"), "event.request.replay.trace_block_size"),
     Format("lmcache", LMCache, ("seq_len", "chunk_hashes"), "chunk_size"),
     Format("weka", Weka, ("requests",), "block_size"),
     Format("tokens", Tokens, ("token_ids",)),
@@ -58,6 +64,8 @@ FORMATS = (
 """The first one whose fields are all there is the format of a file."""
 
 
+LOOKED_AT = 100
+"""Records that are searched for the size of blocks."""
 OPTIONAL = ("timestamp", "output_length", "output_tokens", "session_id", "delay", "priority", "tenant", "type", "turn")
 """Fields of several formats that identify none."""
 ALIKE = 0.6
@@ -82,13 +90,31 @@ def _recognised(_absolute: str, path: str, max_line_bytes: int, _mtime_ns: int, 
 
 
 def _recognise(path: str, max_line_bytes: int) -> tuple[Format, dict[str, int]]:
-    record = next(read_records(path, 1, max_line_bytes))
-    found = record.fields.keys()
+    records = read_records(path, LOOKED_AT, max_line_bytes)
+    first = next(records)
+    found = names_in(first.fields)
     for known in FORMATS:
         if not known.missing(found):
-            name = known.block_size
-            return known, {"block_tokens": record.integer(name, AT_LEAST_ONE)} if name and record.has(name) else {}
-    raise TraceError(path, record.line, f"unknown format: it has {_listed(found)}. {_nearest(found)}; or set trace=NAME")
+            return known, _block_size(chain([first], records), known)
+    raise TraceError(path, first.line, f"unknown format: it has {_listed(first.fields)}. {_nearest(found)}; or set trace=NAME")
+
+
+def names_in(fields: Mapping[str, Any]) -> set[str]:
+    """Return the names of fields, with those of the fields of objects among them, as ``a.b``."""
+    inner = {f"{name}.{own}" for name, value in fields.items() if isinstance(value, dict) for own in value}
+    return inner | fields.keys()
+
+
+def _block_size(records: Iterable[Record], known: Format) -> dict[str, int]:
+    """Return the setting with the size of blocks that one of the first records has; empty if none has it."""
+    *outer, name = (known.block_size or "").split(".")
+    for record in records if name else ():
+        part = record
+        for step in outer:
+            part = Record(part.path, part.line, inner if isinstance(inner := part.fields.get(step), dict) else {})
+        if part.has(name):
+            return {"block_tokens": part.integer(name, AT_LEAST_ONE)}
+    return {}
 
 
 def format_of(source: TraceSource) -> str:

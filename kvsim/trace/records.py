@@ -97,6 +97,13 @@ class Record:
             return bool(value)
         raise self._wrong(key, "true or false")
 
+    def part(self, key: str) -> "Record":
+        """Return a field that must be an object."""
+        value = self.fields.get(key)
+        if isinstance(value, dict):
+            return Record(self.path, self.line, value)
+        raise self._wrong(key, "a JSON object")
+
     def items(self, key: str) -> list[Any]:
         """Return a field that must be a list."""
         value = self.fields.get(key)

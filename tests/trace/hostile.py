@@ -46,6 +46,14 @@ RECORDS: dict[str, list[Any]] = {
         {"id": "a", "block_size": 64, "requests": [{**AGENT, "t": 0}, {"type": "subagent", "t": 1, "requests": [AGENT]}, AGENT]},
         {"id": "b", "requests": [{"t": 0, "in": 130, "out": 9, "hash_ids_rle": [4, 2]}, AGENT]},
     ],
+    "dynamo": [
+        {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "event_time_unix_ms": 1777312801000 + 40 * number,
+         "agent_context": {"session_id": "ab"[number % 2]},
+         "request": {"request_id": str(number), "request_received_ms": 1777312800000 + 30 * number, "total_time_ms": 9.5,
+                     "output_tokens": 3, "model": "m",
+                     "replay": {"trace_block_size": 4, "input_length": 7, "input_sequence_hashes": [2**64 - 1, number]}}}
+        for number in range(3)
+    ],
     "lmcache": [
         {"timestamp": 1711929600 + number, "request_id": str(number % 2), "model_name": "ab"[number % 2], "chunk_size": 4,
          "seq_len": 9 + number, "chunk_hashes": ["0xa", f"{number:#x}"]}
@@ -69,7 +77,7 @@ LOGS = {
     "dates": b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,37,4\n2023-11-16,39,1\n0001-01-01,5,5\n",
 }
 """Logs of lengths as CSV."""
-BLOCKS = {"mooncake": 4, "bailian": 16, "weka": 64, "lmcache": 4}
+BLOCKS = {"mooncake": 4, "bailian": 16, "weka": 64, "lmcache": 4, "dynamo": 4}
 """Tokens per block, where a format has blocks."""
 TEXTS = ["", "x", "-1", "0x1f", "é", "\x00", "\x1b[2J", "line\nline", "long" * 2_000, "2023-11-16 18:15:46.68", "9999-12-31"]
 NUMBERS = [
@@ -106,7 +114,8 @@ FIELDS = [
     "output_hash_ids", "input_length", "output_length", "input_tokens", "token_ids", "output_token_ids", "context_mode",
     "chat_id", "parent_chat_id", "requests", "in", "out", "t", "api_time", "seq_len", "chunk_hashes", "request_id",
     "model_name", "messages", "prompt", "text_input", "input", "output", "tools", "body", "max_tokens", "conversations",
-    "role", "content", "from", "value", "tool_calls",
+    "role", "content", "from", "value", "tool_calls", "schema", "event_type", "event_time_unix_ms", "event", "agent_context",
+    "request", "replay", "request_received_ms", "total_time_ms", "output_tokens", "trace_block_size", "input_sequence_hashes",
 ]  # fmt: skip
 BITS = [
     b"", b"\n", b"\r\n", b"\r", b" ", b"\x00", b"\xff", b"\xef\xbb\xbf", b"{", b"}", b"[", b"]", b",", b'"', b"\\", b"\\ud800",
