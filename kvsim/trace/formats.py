@@ -1,19 +1,18 @@
 """Recognises the format of a trace file by the fields of its first record."""
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from itertools import chain
-from typing import Any
 
 from kvsim.errors import TraceError
 from kvsim.trace.bailian import Bailian
 from kvsim.trace.base import TraceSource
 from kvsim.trace.dynamo import Dynamo
 from kvsim.trace.file_trace import FileTrace
-from kvsim.trace.lengths import Lengths
+from kvsim.trace.lengths import LOGS, Lengths
 from kvsim.trace.lmcache import LMCache
 from kvsim.trace.mooncake import Mooncake
 from kvsim.trace.openai import OpenAI
@@ -51,14 +50,12 @@ FORMATS = (
     Format("weka", Weka, ("requests",), "block_size"),
     Format("tokens", Tokens, ("token_ids",)),
     Format("sharegpt", ShareGPT, ("conversations",)),
-    Format("lengths", Lengths, ("TIMESTAMP", "ContextTokens", "GeneratedTokens")),
-    Format("lengths", Lengths, ("Timestamp", "Request tokens", "Response tokens")),
     Format("openai", OpenAI, ("custom_id", "body")),
     Format("openai", OpenAI, ("messages",)),
     Format("openai", OpenAI, ("prompt",)),
     Format("openai", OpenAI, ("text_input",)),
     Format("openai", OpenAI, ("input", "output")),
-    Format("lengths", Lengths, ("timestamp", "input_length")),
+    *(Format("lengths", Lengths, log.fields) for log in LOGS),
     Format("mooncake", Mooncake, ("session_id", "input_length")),
 )
 """The first one whose fields are all there is the format of a file."""
@@ -92,17 +89,11 @@ def _recognised(_absolute: str, path: str, max_line_bytes: int, _mtime_ns: int, 
 def _recognise(path: str, max_line_bytes: int) -> tuple[Format, dict[str, int]]:
     records = read_records(path, LOOKED_AT, max_line_bytes)
     first = next(records)
-    found = names_in(first.fields)
+    found = first.names()
     for known in FORMATS:
         if not known.missing(found):
             return known, _block_size(chain([first], records), known)
     raise TraceError(path, first.line, f"unknown format: it has {_listed(first.fields)}. {_nearest(found)}; or set trace=NAME")
-
-
-def names_in(fields: Mapping[str, Any]) -> set[str]:
-    """Return the names of fields, with those of the fields of objects among them, as ``a.b``."""
-    inner = {f"{name}.{own}" for name, value in fields.items() if isinstance(value, dict) for own in value}
-    return inner | fields.keys()
 
 
 def _block_size(records: Iterable[Record], known: Format) -> dict[str, int]:

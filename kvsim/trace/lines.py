@@ -5,7 +5,7 @@ from typing import Any
 
 from kvsim.errors import UsageError
 from kvsim.trace.file_trace import FileTrace
-from kvsim.trace.formats import FORMATS, Format, names_in
+from kvsim.trace.formats import FORMATS, Format
 from kvsim.trace.mooncake import ANSWER
 from kvsim.trace.openai import OpenAI
 from kvsim.trace.records import AT_LEAST_ONE, Record
@@ -24,7 +24,7 @@ def reader_of(record: Record) -> FileTrace:
 
     Raises TraceError for one of no known format, and UsageError for a format whose lines do not have one request with its prompt.
     """
-    names = names_in(record.fields)
+    names = record.names()
     known = next((one for one in FORMATS if not one.missing(names)), None)
     if known is None:
         raise record.error("unknown format: it does not have the fields of a trace with prompts")

@@ -70,6 +70,28 @@ RECORDS: dict[str, list[Any]] = {
         {"timestamp": 300 * number, "input_length": 20 + number, "output_length": 7, "session_id": number % 2, "type": "chat"}
         for number in range(4)
     ],
+    "aiperf_results": [
+        {"metadata": {"session_num": number, "x_correlation_id": "ab"[number % 2], "request_start_ns": 1759813207532900363,
+                      "benchmark_phase": "profiling", "was_cancelled": False},
+         "metrics": {"input_sequence_length": {"value": 55 * number, "unit": "tokens"},
+                     "usage_prompt_tokens": {"value": 60, "unit": "tokens"},
+                     "output_sequence_length": {"value": 9, "unit": "tokens"}},
+         "error": None}
+        for number in range(3)
+    ],
+    "bench_results": [
+        {"endpoint_type": "vllm", "completed": 3, "input_lens": [10, 20, 30], "output_lens": [3, 2, 1], "errors": ["", "x", ""],
+         "start_times": [10.0, 11.5, 11.75]},
+    ],
+    "spans": [
+        {"resourceSpans": [{"scopeSpans": [{"spans": [
+            {"startTimeUnixNano": "1581452772000000321", "attributes": [
+                {"key": "gen_ai.usage.input_tokens", "value": {"intValue": "55"}},
+                {"key": "gen_ai.request.model", "value": {"stringValue": "m"}}]}]}]}]},
+        {"name": "chat m", "start_time": "2024-10-01T12:00:00.123456Z", "attributes": {
+            "gen_ai.operation.name": "chat", "gen_ai.usage.input_tokens": 9, "gen_ai.usage.output_tokens": 3,
+            "gen_ai.conversation.id": "a"}},
+    ],
 }  # fmt: skip
 """A few records of each format, with every field that it may have."""
 LOGS = {
@@ -77,6 +99,8 @@ LOGS = {
     "dates": b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,37,4\n2023-11-16,39,1\n0001-01-01,5,5\n",
 }
 """Logs of lengths as CSV."""
+LENGTHS = {"aiperf_results", "bench_results", "spans", "csv", "dates"}
+"""Those of them that ``trace=lengths`` reads."""
 BLOCKS = {"mooncake": 4, "bailian": 16, "weka": 64, "lmcache": 4, "dynamo": 4}
 """Tokens per block, where a format has blocks."""
 TEXTS = ["", "x", "-1", "0x1f", "é", "\x00", "\x1b[2J", "line\nline", "long" * 2_000, "2023-11-16 18:15:46.68", "9999-12-31"]
@@ -115,6 +139,9 @@ FIELDS = [
     "chat_id", "parent_chat_id", "requests", "in", "out", "t", "api_time", "seq_len", "chunk_hashes", "request_id",
     "model_name", "messages", "prompt", "text_input", "input", "output", "tools", "body", "max_tokens", "conversations",
     "role", "content", "from", "value", "tool_calls", "schema", "event_type", "event_time_unix_ms", "event", "agent_context",
+    "metadata", "metrics", "error", "request_start_ns", "input_sequence_length", "unit", "input_lens", "output_lens", "errors",
+    "start_times", "resourceSpans", "scopeSpans", "spans", "attributes", "startTimeUnixNano", "key", "intValue", "start_time",
+    "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "gen_ai.conversation.id",
     "request", "replay", "request_received_ms", "total_time_ms", "output_tokens", "trace_block_size", "input_sequence_hashes",
 ]  # fmt: skip
 BITS = [
