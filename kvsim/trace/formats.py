@@ -8,6 +8,7 @@ from functools import cache
 from itertools import chain
 
 from kvsim.errors import TraceError
+from kvsim.trace.aiperf_inputs import AIPerfInputs
 from kvsim.trace.bailian import Bailian
 from kvsim.trace.base import TraceSource
 from kvsim.trace.dynamo import Dynamo
@@ -16,6 +17,7 @@ from kvsim.trace.lengths import LOGS, Lengths
 from kvsim.trace.lmcache import LMCache
 from kvsim.trace.mooncake import Mooncake
 from kvsim.trace.openai import OpenAI
+from kvsim.trace.proxy_log import ProxyLog
 from kvsim.trace.records import AT_LEAST_ONE, MAX_LINE_BYTES, Record, read_records
 from kvsim.trace.sharegpt import ShareGPT
 from kvsim.trace.tokens import Tokens
@@ -50,6 +52,9 @@ FORMATS = (
     Format("weka", Weka, ("requests",), "block_size"),
     Format("tokens", Tokens, ("token_ids",)),
     Format("sharegpt", ShareGPT, ("conversations",)),
+    Format("aiperf_inputs", AIPerfInputs, ("data",)),
+    Format("proxy_log", ProxyLog, ("request", "response")),
+    Format("proxy_log", ProxyLog, ("messages", "response")),
     Format("openai", OpenAI, ("custom_id", "body")),
     Format("openai", OpenAI, ("messages",)),
     Format("openai", OpenAI, ("prompt",)),

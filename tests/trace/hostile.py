@@ -70,6 +70,15 @@ RECORDS: dict[str, list[Any]] = {
         {"timestamp": 300 * number, "input_length": 20 + number, "output_length": 7, "session_id": number % 2, "type": "chat"}
         for number in range(4)
     ],
+    "proxy_log": [
+        {"timestamp": 1700000000 + number, "request": {"messages": CHAT[:1], "max_tokens": 5}, "session_id": "a",
+         "response": {"created": 1700000000, "choices": [{"message": {"content": "rain"}}], "usage": {"completion_tokens": 3}}}
+        for number in range(2)
+    ],
+    "aiperf_inputs": [
+        {"data": [{"session_id": "a", "payloads": [{"messages": CHAT[:1]}, {"messages": CHAT[2:3], "max_tokens": 4}]},
+                  {"session_id": "b", "payloads": [{"prompt": "what is it"}, {"input_ids": [1, 2, 3]}]}]},
+    ],
     "aiperf_results": [
         {"metadata": {"session_num": number, "x_correlation_id": "ab"[number % 2], "request_start_ns": 1759813207532900363,
                       "benchmark_phase": "profiling", "was_cancelled": False},
@@ -142,6 +151,7 @@ FIELDS = [
     "metadata", "metrics", "error", "request_start_ns", "input_sequence_length", "unit", "input_lens", "output_lens", "errors",
     "start_times", "resourceSpans", "scopeSpans", "spans", "attributes", "startTimeUnixNano", "key", "intValue", "start_time",
     "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "gen_ai.conversation.id",
+    "data", "payloads", "response", "choices", "usage", "message", "created", "input_ids", "completion_tokens", "status_code",
     "request", "replay", "request_received_ms", "total_time_ms", "output_tokens", "trace_block_size", "input_sequence_hashes",
 ]  # fmt: skip
 BITS = [
