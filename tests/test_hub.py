@@ -66,9 +66,8 @@ def test_a_damaged_cache_has_no_model(cached, commit):
 
 
 def test_a_name_that_is_not_cached_is_told(cached, tmp_path):
-    expected = (
-        f"nor is the model in the Hugging Face cache {tmp_path / 'home' / 'hub'} \\(hf download Qwen/Qwen3-32B stores it there"
-    )
+    hub = tmp_path / "home" / "hub"
+    expected = f"nor is the model in the Hugging Face cache {hub} \\(hf download Qwen/Qwen3-32B stores it there"
     with pytest.raises(UsageError, match=f"^trace.tokenizer: Qwen/Qwen3-32B/tokenizer.json does not exist; {expected}"):
         Tokenizer("Qwen/Qwen3-32B")
     with pytest.raises(UsageError, match=f"^model.path: Qwen/Qwen3-32B: No such file or directory; {expected}"):

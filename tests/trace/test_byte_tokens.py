@@ -40,7 +40,7 @@ def test_an_answer_goes_on_where_its_prompt_ends(prompt, answer, more):
 
 
 def test_a_conversation_shares_what_it_repeats(write):
-    trace = load(write, {"messages": [ASK, ANSWER, MORE]})
+    trace = load(write, {"messages": [ASK, ANSWER, MORE, ANSWER]})
     first, second = trace.requests
     text = "user\nWhat is the weather like today?\nassistant\n"
     assert first.prompt_tokens == len(text) // 4
