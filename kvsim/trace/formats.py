@@ -1,7 +1,7 @@
 """Recognises the format of a trace file by the fields of its first record."""
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -11,6 +11,7 @@ from kvsim.errors import TraceError
 from kvsim.trace.aiperf_inputs import AIPerfInputs
 from kvsim.trace.bailian import Bailian
 from kvsim.trace.base import TraceSource
+from kvsim.trace.columns import renamed
 from kvsim.trace.dynamo import Dynamo
 from kvsim.trace.file_trace import FileTrace
 from kvsim.trace.lengths import LOGS, Lengths
@@ -66,6 +67,8 @@ FORMATS = (
 """The first one whose fields are all there is the format of a file."""
 
 
+Columns = tuple[tuple[str, str], ...]
+"""Fields of a format, and what a file calls them."""
 LOOKED_AT = 100
 """Records that are searched for the size of blocks."""
 OPTIONAL = ("timestamp", "output_length", "output_tokens", "session_id", "delay", "priority", "tenant", "type", "turn")
@@ -74,25 +77,31 @@ ALIKE = 0.6
 """From which similarity on two names may be those of one field."""
 
 
-def recognise(path: str, max_line_bytes: int = MAX_LINE_BYTES) -> tuple[Format, dict[str, int]]:
+def recognise(
+    path: str, max_line_bytes: int = MAX_LINE_BYTES, columns: Mapping[str, str] | None = None
+) -> tuple[Format, dict[str, int]]:
     """Return the format of a file, and the settings that its first record shows.
 
-    Raises TraceError for an unknown format, naming the fields found and the nearest format. A file is looked at once while it
-    does not change, however many jobs of a sweep read it.
+    ``columns`` are what the file calls fields. Raises TraceError for an unknown format, naming the fields found and the nearest
+    format. A file is looked at once while it does not change, however many jobs of a sweep read it.
     """
+    named = tuple((columns or {}).items())
     if not os.path.isfile(path):
-        return _recognise(path, max_line_bytes)
+        return _recognise(path, max_line_bytes, named)
     state = os.stat(path)
-    return _recognised(os.path.abspath(path), path, max_line_bytes, state.st_mtime_ns, state.st_size)
+    return _recognised(os.path.abspath(path), path, max_line_bytes, named, state.st_mtime_ns, state.st_size)
 
 
 @cache
-def _recognised(_absolute: str, path: str, max_line_bytes: int, _mtime_ns: int, _size: int) -> tuple[Format, dict[str, int]]:
-    return _recognise(path, max_line_bytes)
+def _recognised(
+    _absolute: str, path: str, max_line_bytes: int, columns: Columns, _mtime_ns: int, _size: int
+) -> tuple[Format, dict[str, int]]:
+    return _recognise(path, max_line_bytes, columns)
 
 
-def _recognise(path: str, max_line_bytes: int) -> tuple[Format, dict[str, int]]:
+def _recognise(path: str, max_line_bytes: int, columns: Columns) -> tuple[Format, dict[str, int]]:
     records = read_records(path, LOOKED_AT, max_line_bytes)
+    records = renamed(records, dict(columns)) if columns else records
     first = next(records)
     found = first.names()
     for known in FORMATS:
@@ -126,7 +135,9 @@ def _nearest(found: Collection[str]) -> str:
     nearest = min(FORMATS, key=lambda known: (len(known.missing(found)) / len(known.fields), -len(_renamed(known, found))))
     missing = nearest.missing(found)
     if len(missing) < len(nearest.fields):
-        named = [f"{own} may be its {field}: rename it" for field, own in _renamed(nearest, found).items()]
+        named = [
+            f"{own} may be its {field}: set trace.columns={{{field}: {own}}}" for field, own in _renamed(nearest, found).items()
+        ]
         return "; ".join([f"The nearest format is {nearest.name}, which also has {_listed(missing)}", *named])
     names = dict.fromkeys(known.name for known in FORMATS)
     shown = (next(known for known in FORMATS if known.name == name) for name in names)
@@ -135,7 +146,7 @@ def _nearest(found: Collection[str]) -> str:
 
 def _renamed(known: Format, found: Collection[str]) -> dict[str, str]:
     """Return, for the fields that a format has and a record lacks, the record's own ones with names like theirs."""
-    others = [field for field in found if field not in OPTIONAL and not any(field in other.fields for other in FORMATS)]
+    others = [field for field in sorted(found) if field not in OPTIONAL and not any(field in other.fields for other in FORMATS)]
     alike = {field: get_close_matches(field, others, 1, ALIKE) for field in known.missing(found)}
     return {field: names[0] for field, names in alike.items() if names}
 
