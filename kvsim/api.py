@@ -9,7 +9,7 @@ from typing import Any
 from kvsim.errors import UsageError
 from kvsim.files.locking import Lock
 from kvsim.numbers import Whole, refusal
-from kvsim.plans.arguments import Arguments, Overrides, arguments_of
+from kvsim.plans.arguments import Arguments, Overrides, arguments_of, override
 from kvsim.plans.build import build_trace
 from kvsim.plans.construct import construct
 from kvsim.plans.from_python import OF_THE_TRACE, is_described, plan_for
@@ -50,7 +50,7 @@ def load_trace(name: str | Path | None = None, *, page_tokens: int = 16, **setti
             raise UsageError(f"load_trace: {name} and path={settings['path']} are two traces: leave one out")
         name, settings = None, settings | {"path": name}
     name = name or ("auto" if "path" in settings else "synthetic")
-    origin = (f"trace={name}", *(f"trace.{key}={quoted(value)}" for key, value in settings.items()))
+    origin = (f"trace={name}", *(override(f"trace.{key}", value) for key, value in settings.items()))
     source, pages = build_trace(compose([*origin, f"page_tokens={page_tokens}"]))
     trace = source.load(pages)
     trace.origin = origin

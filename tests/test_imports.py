@@ -23,7 +23,7 @@ FLOORS = (
     ("bounds",),
     ("core",),
     ("installation", "settings", "model", "hardware", "files", "kernels"),
-    ("pages", "numbers", "suggest"),
+    ("pages", "numbers", "suggest", "hub"),
     ("errors", "conf"),
 )
 """Rooms (folders of kvsim, and the files at its root) from the top down. A file imports from its own room and from floors below.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import UsageError
+from kvsim.hub import find_model, not_cached
 from kvsim.model.families import FAMILIES, Fields, dtype_bytes
 from kvsim.model.spec import ModelSource, ModelSpec
 from kvsim.numbers import Real, Whole, check_settings, refusal, shown
@@ -26,7 +27,7 @@ class HuggingFaceModel(ModelSource):
     """A model by its ``config.json``. Raises ValueError for a file that cannot be read."""
 
     path: str
-    """The file ``config.json``, or its folder."""
+    """The file ``config.json``, its folder, or ORG/NAME of a model in the local cache of Hugging Face."""
     kv_dtype_bytes: int | None = None
     """None: as ``torch_dtype`` says."""
     weight_dtype_bytes: float | None = None
@@ -39,12 +40,14 @@ class HuggingFaceModel(ModelSource):
     @property
     def file(self) -> Path:
         """The file itself."""
-        path = Path(self.path).expanduser()
+        path = find_model(self.path)
         return path / "config.json" if path.is_dir() else path
 
     @property
     def name(self) -> str:
-        """The name of the model's folder; that of a file with another name, without its ending."""
+        """The name of the model's folder, or in the cache; that of a file with another name, without its ending."""
+        if find_model(self.path) != Path(self.path).expanduser():
+            return self.path.rpartition("/")[2]
         return self.file.stem if self.file.name != "config.json" else self.file.absolute().parent.name
 
     def spec(self) -> ModelSpec:
@@ -96,7 +99,7 @@ class HuggingFaceModel(ModelSource):
             content = json.loads(self.file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
         except OSError as error:
             raise UsageError(
-                f"model.path: {self.file}: {error.strerror}: name the folder with the model's config.json"
+                f"model.path: {self.file}: {error.strerror}{not_cached(self.path)}: name the folder with the model's config.json"
             ) from error
         except RecursionError as error:
             raise UsageError(f"model.path: {self.file} is not JSON that can be read: nested too deeply") from error

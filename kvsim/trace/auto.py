@@ -31,7 +31,7 @@ class Auto(FileTrace):
 
     def resolved(self) -> TraceSource:
         """Return the recognised format with these settings. Raises TraceError, and ValueError for a setting without effect."""
-        known, shown = recognise(self.path, self.max_line_bytes)
+        known, shown = recognise(self.path, self.max_line_bytes, self.columns)
         own = {field.name for field in fields(known.reader)}
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         given = {name: value for name, value in given.items() if value is not None}

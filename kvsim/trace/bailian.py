@@ -9,6 +9,7 @@ from typing import ClassVar
 from kvsim.core.request import Request
 from kvsim.trace.base import Trace
 from kvsim.trace.blocks import BlockPages
+from kvsim.trace.dates import stamp
 from kvsim.trace.hashed import HashedTrace
 from kvsim.trace.records import AT_LEAST_ONE, Record, shown
 
@@ -46,7 +47,7 @@ class Bailian(HashedTrace):
         prompt_tokens, extents, prompt_pages = self.read_prompt(record, pages)
         request = Request(
             index=0,
-            arrival_s=record.number("timestamp"),
+            arrival_s=stamp(record, "timestamp", self.STAMP_S),
             prompt_tokens=prompt_tokens,
             output_tokens=record.tokens("output_length", self.max_tokens),
             runs=extents,

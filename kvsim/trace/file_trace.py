@@ -7,6 +7,7 @@ from typing import ClassVar
 from kvsim.core.request import Request
 from kvsim.numbers import Whole, check_settings
 from kvsim.trace.base import TraceSource, check_times, in_order_of_arrival
+from kvsim.trace.columns import check_columns, renamed
 from kvsim.trace.records import MAX_LINE_BYTES, Record, read_records
 from kvsim.trace.spreading import spread_arrivals
 
@@ -17,6 +18,8 @@ class FileTrace(TraceSource):
 
     STAMP_S: ClassVar[float] = 0.001
     """The unit of the timestamps of its lines, in seconds."""
+    IS_LINE: ClassVar[bool] = False
+    """Whether a line is one request with its whole prompt, whatever the lines around it are."""
     OF_ARRIVALS: ClassVar[tuple[str, ...]] = ("path", "max_line_bytes", "spread")
 
     path: str
@@ -25,8 +28,12 @@ class FileTrace(TraceSource):
     spread: bool = False
     """Whether requests with equal arrivals are spread over the time to the next one; see spreading.py."""
 
+    columns: dict[str, str] | None = None
+    """What the file calls fields of its format; see columns.py."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_columns(self.columns or {})
         check_settings(self, Whole(1), "max_line_bytes")
         if "\0" in self.path:
             raise ValueError(f"path must be the name of a file, which has no NUL character: {self.path!r}")
@@ -47,4 +54,5 @@ class FileTrace(TraceSource):
 
     def read(self, limit: int | None = None) -> Iterator[Record]:
         """Yield the records of the file, only the first ``limit`` if given. Raises TraceError."""
-        return read_records(self.path, limit, self.max_line_bytes)
+        records = read_records(self.path, limit, self.max_line_bytes)
+        return renamed(records, self.columns) if self.columns else records

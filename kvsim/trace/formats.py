@@ -1,19 +1,25 @@
 """Recognises the format of a trace file by the fields of its first record."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+from itertools import chain
 
 from kvsim.errors import TraceError
+from kvsim.trace.aiperf_inputs import AIPerfInputs
 from kvsim.trace.bailian import Bailian
 from kvsim.trace.base import TraceSource
-from kvsim.trace.lengths import Lengths
+from kvsim.trace.columns import renamed
+from kvsim.trace.dynamo import Dynamo
+from kvsim.trace.file_trace import FileTrace
+from kvsim.trace.lengths import LOGS, Lengths
 from kvsim.trace.lmcache import LMCache
 from kvsim.trace.mooncake import Mooncake
 from kvsim.trace.openai import OpenAI
-from kvsim.trace.records import AT_LEAST_ONE, MAX_LINE_BYTES, read_records
+from kvsim.trace.proxy_log import ProxyLog
+from kvsim.trace.records import AT_LEAST_ONE, MAX_LINE_BYTES, Record, read_records
 from kvsim.trace.sharegpt import ShareGPT
 from kvsim.trace.tokens import Tokens
 from kvsim.trace.weka import Weka
@@ -25,11 +31,11 @@ class Format:
 
     name: str
     """The choice of the group ``trace``."""
-    reader: type[TraceSource]
+    reader: type[FileTrace]
     fields: tuple[str, ...]
-    """Fields that every first record of this format has."""
+    """Fields that every first record of this format has; ``a.b`` is the field b of the object in a."""
     block_size: str | None = None
-    """The field that has the size of blocks, if the first record has it."""
+    """The field that has the size of blocks, if one of the first records has it."""
 
     def missing(self, fields: Collection[str]) -> list[str]:
         """Return the identifying fields that a record with ``fields`` lacks."""
@@ -41,54 +47,79 @@ FORMATS = (
     Format("mooncake", Mooncake, ("input_length", "hash_ids"), "block_size"),
     Format("mooncake", Mooncake, ("input_tokens", "hash_ids"), "block_size"),
     Format("mooncake", Mooncake, ("input_length", "hash_ids_rle"), "block_size"),
+    Format("dynamo", Dynamo, ("schema", "event_type", "event_time_unix_ms"), "request.replay.trace_block_size"),
+    Format("dynamo", Dynamo, ("event.schema", "event.event_type"), "event.request.replay.trace_block_size"),
     Format("lmcache", LMCache, ("seq_len", "chunk_hashes"), "chunk_size"),
     Format("weka", Weka, ("requests",), "block_size"),
     Format("tokens", Tokens, ("token_ids",)),
     Format("sharegpt", ShareGPT, ("conversations",)),
-    Format("lengths", Lengths, ("TIMESTAMP", "ContextTokens", "GeneratedTokens")),
-    Format("lengths", Lengths, ("Timestamp", "Request tokens", "Response tokens")),
+    Format("aiperf_inputs", AIPerfInputs, ("data",)),
+    Format("proxy_log", ProxyLog, ("request", "response")),
+    Format("proxy_log", ProxyLog, ("messages", "response")),
     Format("openai", OpenAI, ("custom_id", "body")),
     Format("openai", OpenAI, ("messages",)),
     Format("openai", OpenAI, ("prompt",)),
     Format("openai", OpenAI, ("text_input",)),
     Format("openai", OpenAI, ("input", "output")),
-    Format("lengths", Lengths, ("timestamp", "input_length")),
+    *(Format("lengths", Lengths, log.fields) for log in LOGS),
     Format("mooncake", Mooncake, ("session_id", "input_length")),
 )
 """The first one whose fields are all there is the format of a file."""
 
 
+Columns = tuple[tuple[str, str], ...]
+"""Fields of a format, and what a file calls them."""
+LOOKED_AT = 100
+"""Records that are searched for the size of blocks."""
 OPTIONAL = ("timestamp", "output_length", "output_tokens", "session_id", "delay", "priority", "tenant", "type", "turn")
 """Fields of several formats that identify none."""
 ALIKE = 0.6
 """From which similarity on two names may be those of one field."""
 
 
-def recognise(path: str, max_line_bytes: int = MAX_LINE_BYTES) -> tuple[Format, dict[str, int]]:
+def recognise(
+    path: str, max_line_bytes: int = MAX_LINE_BYTES, columns: Mapping[str, str] | None = None
+) -> tuple[Format, dict[str, int]]:
     """Return the format of a file, and the settings that its first record shows.
 
-    Raises TraceError for an unknown format, naming the fields found and the nearest format. A file is looked at once while it
-    does not change, however many jobs of a sweep read it.
+    ``columns`` are what the file calls fields. Raises TraceError for an unknown format, naming the fields found and the nearest
+    format. A file is looked at once while it does not change, however many jobs of a sweep read it.
     """
+    named = tuple((columns or {}).items())
     if not os.path.isfile(path):
-        return _recognise(path, max_line_bytes)
+        return _recognise(path, max_line_bytes, named)
     state = os.stat(path)
-    return _recognised(os.path.abspath(path), path, max_line_bytes, state.st_mtime_ns, state.st_size)
+    return _recognised(os.path.abspath(path), path, max_line_bytes, named, state.st_mtime_ns, state.st_size)
 
 
 @cache
-def _recognised(_absolute: str, path: str, max_line_bytes: int, _mtime_ns: int, _size: int) -> tuple[Format, dict[str, int]]:
-    return _recognise(path, max_line_bytes)
+def _recognised(
+    _absolute: str, path: str, max_line_bytes: int, columns: Columns, _mtime_ns: int, _size: int
+) -> tuple[Format, dict[str, int]]:
+    return _recognise(path, max_line_bytes, columns)
 
 
-def _recognise(path: str, max_line_bytes: int) -> tuple[Format, dict[str, int]]:
-    record = next(read_records(path, 1, max_line_bytes))
-    found = record.fields.keys()
+def _recognise(path: str, max_line_bytes: int, columns: Columns) -> tuple[Format, dict[str, int]]:
+    records = read_records(path, LOOKED_AT, max_line_bytes)
+    records = renamed(records, dict(columns)) if columns else records
+    first = next(records)
+    found = first.names()
     for known in FORMATS:
         if not known.missing(found):
-            name = known.block_size
-            return known, {"block_tokens": record.integer(name, AT_LEAST_ONE)} if name and record.has(name) else {}
-    raise TraceError(path, record.line, f"unknown format: it has {_listed(found)}. {_nearest(found)}; or set trace=NAME")
+            return known, _block_size(chain([first], records), known)
+    raise TraceError(path, first.line, f"unknown format: it has {_listed(first.fields)}. {_nearest(found)}; or set trace=NAME")
+
+
+def _block_size(records: Iterable[Record], known: Format) -> dict[str, int]:
+    """Return the setting with the size of blocks that one of the first records has; empty if none has it."""
+    *outer, name = (known.block_size or "").split(".")
+    for record in records if name else ():
+        part = record
+        for step in outer:
+            part = Record(part.path, part.line, inner if isinstance(inner := part.fields.get(step), dict) else {})
+        if part.has(name):
+            return {"block_tokens": part.integer(name, AT_LEAST_ONE)}
+    return {}
 
 
 def format_of(source: TraceSource) -> str:
@@ -104,7 +135,9 @@ def _nearest(found: Collection[str]) -> str:
     nearest = min(FORMATS, key=lambda known: (len(known.missing(found)) / len(known.fields), -len(_renamed(known, found))))
     missing = nearest.missing(found)
     if len(missing) < len(nearest.fields):
-        named = [f"{own} may be its {field}: rename it" for field, own in _renamed(nearest, found).items()]
+        named = [
+            f"{own} may be its {field}: set trace.columns={{{field}: {own}}}" for field, own in _renamed(nearest, found).items()
+        ]
         return "; ".join([f"The nearest format is {nearest.name}, which also has {_listed(missing)}", *named])
     names = dict.fromkeys(known.name for known in FORMATS)
     shown = (next(known for known in FORMATS if known.name == name) for name in names)
@@ -113,7 +146,7 @@ def _nearest(found: Collection[str]) -> str:
 
 def _renamed(known: Format, found: Collection[str]) -> dict[str, str]:
     """Return, for the fields that a format has and a record lacks, the record's own ones with names like theirs."""
-    others = [field for field in found if field not in OPTIONAL and not any(field in other.fields for other in FORMATS)]
+    others = [field for field in sorted(found) if field not in OPTIONAL and not any(field in other.fields for other in FORMATS)]
     alike = {field: get_close_matches(field, others, 1, ALIKE) for field in known.missing(found)}
     return {field: names[0] for field, names in alike.items() if names}
 

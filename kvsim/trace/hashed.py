@@ -27,6 +27,7 @@ class HashedTrace(FileTrace):
     """Names of the prompt's length."""
     IDS: ClassVar[str] = "hash_ids"
     BLOCK_SIZE: ClassVar[str] = "block_size"
+    IS_LINE: ClassVar[bool] = True
 
     tail: str = "full"
     answers: str = "none"

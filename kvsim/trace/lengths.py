@@ -1,11 +1,9 @@
 """Logs that contain only the lengths of prompts and answers. Shared prefixes can be synthesized; the trace then says so."""
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,48 +11,35 @@ from kvsim.core.request import Request
 from kvsim.errors import TraceError
 from kvsim.numbers import Real, Whole, check_settings
 from kvsim.pages.extents import Extent, append_extent, count_pages, split_extents
+from kvsim.trace.aiperf_results import AIPERF_RESULTS
 from kvsim.trace.base import Trace, check_page_tokens, refuse_bigram
+from kvsim.trace.bench_results import BENCH_RESULTS
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.file_trace import FileTrace
-from kvsim.trace.records import Record, shown
-
-
-class Columns(NamedTuple):
-    """Where a kind of log has what."""
-
-    log: str
-    """What it is called."""
-    time: str
-    seconds: float
-    """Unit of the time in seconds; 0 for dates."""
-    prompt: str
-    output: str
-    session: str
-    kind: str
-
+from kvsim.trace.length_logs import Asked, Columns, LengthLog, log_of_columns
+from kvsim.trace.records import Record
+from kvsim.trace.spans import SPANS
 
 LOGS = (
-    Columns("Azure's LLM inference trace", "TIMESTAMP", 0, "ContextTokens", "GeneratedTokens", "", ""),
-    Columns("BurstGPT", "Timestamp", 1, "Request tokens", "Response tokens", "Session ID", "Log Type"),
-    Columns("a log of lengths", "timestamp", 0.001, "input_length", "output_length", "session_id", "type"),
+    log_of_columns("Azure's LLM inference trace", Columns("TIMESTAMP", 0, "ContextTokens", "GeneratedTokens"), "GeneratedTokens"),
+    log_of_columns(
+        "BurstGPT",
+        Columns("Timestamp", 1, "Request tokens", "Response tokens", "Session ID", "Log Type"),
+        "Response tokens",
+    ),
+    AIPERF_RESULTS,
+    BENCH_RESULTS,
+    *SPANS,
+    log_of_columns("a log of lengths", Columns("timestamp", 0.001, "input_length", "output_length", "session_id", "type")),
 )
-"""Azure/AzurePublicDataset and HPMLL/BurstGPT as CSV; JSON Lines without ids of blocks, as AIPerf also has them."""
-FRACTION = re.compile(r"(\.\d{6})\d+")
-
-
-class Asked(NamedTuple):
-    """A request as logged."""
-
-    arrival_s: float
-    prompt_tokens: int
-    output_tokens: int
-    session: str | int | None
-    kind: str
+"""Azure/AzurePublicDataset and HPMLL/BurstGPT as CSV, results of clients, spans; JSON Lines without ids of blocks, as AIPerf also
+has them."""
 
 
 @dataclass(kw_only=True)
 class Lengths(FileTrace):
-    """Reads logs of lengths: the CSV files of Azure's LLM inference trace and of BurstGPT, and lines without ids of blocks.
+    """Reads logs of lengths: the CSV files of Azure's LLM inference trace and of BurstGPT, results of AIPerf, vLLM's and SGLang's
+    benchmarks, OpenTelemetry's spans of requests to models, and lines without ids of blocks.
 
     Such a log does not say which prompts share a prefix. Without ``prefixes`` it is refused; with it, prefixes are synthetic:
 
@@ -82,18 +67,20 @@ class Lengths(FileTrace):
         check_page_tokens(page_tokens)
         records = self.read()
         first = next(records)
-        columns = _columns(first)
+        log = _log(first)
         if self.prefixes is None:
             raise TraceError(
                 self.path,
                 None,
-                f"{columns.log} tells how long prompts are, but not what they share, so there is nothing to hit: use a log with "
+                f"{log.name} tells how long prompts are, but not what they share, so there is nothing to hit: use a log with "
                 "token ids or hashes, or make prefixes up with trace.prefixes=0.5 (the probability that a prompt continues an "
                 "earlier one); results are then marked",
             )
-        asked = list(_rows(first, records, columns, self.max_tokens))
+        asked = [row for record in chain([first], records) for row in log.read(record, self.max_tokens)]
         if not asked:
             raise TraceError(self.path, None, "no row has prompt tokens")
+        if self.rate != 1 and len({row.arrival_s for row in asked}) == 1 < len(asked):
+            raise TraceError(self.path, None, "rate has no effect: all requests have the same time; leave out trace.rate")
         asked = sorted(asked, key=lambda row: row.arrival_s)[: self.limit]
         return Trace(
             name=Path(self.path).name,
@@ -152,34 +139,10 @@ def _continued(before: tuple[Extent, ...], row: Asked, used: int) -> tuple[tuple
     return tuple(text), used + own
 
 
-def _columns(record: Record) -> Columns:
+def _log(record: Record) -> LengthLog:
     """Return the kind of log that has the fields of this record. Raises TraceError."""
-    for columns in LOGS:
-        if record.has(columns.prompt) and record.has(columns.time):
-            return columns
-    raise record.error(f"needs the columns {' or '.join(f'{log.time}, {log.prompt}, {log.output}' for log in LOGS)}")
-
-
-def _rows(first: Record, records: Iterator[Record], columns: Columns, max_tokens: int) -> Iterator[Asked]:
-    for record in (first, *records):
-        if not (prompt_tokens := record.tokens(columns.prompt, max_tokens)):
-            continue
-        yield Asked(
-            arrival_s=record.number(columns.time) * columns.seconds if columns.seconds else _date_s(record, columns.time),
-            prompt_tokens=prompt_tokens,
-            output_tokens=record.tokens(columns.output, max_tokens) if record.has(columns.output) else 1,
-            session=record.name(columns.session) if columns.session and record.has(columns.session) else None,
-            kind=str(record.name(columns.kind)) if columns.kind and record.has(columns.kind) else "",
-        )
-
-
-def _date_s(record: Record, name: str) -> float:
-    """Return a date as seconds, in UTC unless it has an offset; digits after the microseconds are left out."""
-    text = FRACTION.sub(r"\1", str(record.name(name)))
-    try:
-        if not text.isascii():
-            raise ValueError
-        date = datetime.fromisoformat(text)
-        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        raise record.error(f"{name} must be a date such as 2023-11-16 18:15:46.68, not {shown(record.fields[name])}") from None
+    names = record.names()
+    log = next((log for log in LOGS if all(name in names for name in log.fields)), None)
+    if log is None:
+        raise record.error(f"needs the fields {' or '.join(', '.join(known.fields) for known in LOGS)}")
+    return log

@@ -6,7 +6,6 @@ from typing import Any
 from kvsim.errors import UsageError
 from kvsim.trace.file_trace import FileTrace
 from kvsim.trace.formats import FORMATS, Format
-from kvsim.trace.hashed import HashedTrace
 from kvsim.trace.mooncake import ANSWER
 from kvsim.trace.openai import OpenAI
 from kvsim.trace.records import AT_LEAST_ONE, Record
@@ -25,10 +24,11 @@ def reader_of(record: Record) -> FileTrace:
 
     Raises TraceError for one of no known format, and UsageError for a format whose lines do not have one request with its prompt.
     """
-    known = next((one for one in FORMATS if not one.missing(record.fields)), None)
+    names = record.names()
+    known = next((one for one in FORMATS if not one.missing(names)), None)
     if known is None:
         raise record.error("unknown format: it does not have the fields of a trace with prompts")
-    if not issubclass(known.reader, HashedTrace | Tokens):
+    if not known.reader.IS_LINE:
         raise UsageError(f"log: {record.path} is a trace={known.name}, whose lines are no single requests: replay it")
     reader = known.reader(path=record.path, **_shown(known, record))
     return replace(reader, requests=TEXT_LINES.requests) if isinstance(reader, OpenAI) else reader

@@ -13,6 +13,7 @@ from kvsim.numbers import Whole, check_settings
 from kvsim.pages.extents import Extent
 from kvsim.trace.base import OF_MAX_TOKENS, Trace
 from kvsim.trace.blocks import BlockPages
+from kvsim.trace.dates import stamp
 from kvsim.trace.hashed import HashedTrace
 from kvsim.trace.records import Record, extents_of
 
@@ -67,7 +68,7 @@ class LMCache(HashedTrace):
         prompt_tokens, extents, prompt_pages = self.read_prompt(record, pages, scope)
         request = Request(
             index=0,
-            arrival_s=record.number("timestamp"),
+            arrival_s=stamp(record, "timestamp", self.STAMP_S),
             prompt_tokens=prompt_tokens,
             output_tokens=self.output_tokens,
             runs=extents,

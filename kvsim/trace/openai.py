@@ -10,8 +10,9 @@ from kvsim.trace.text import TextTrace, Turn, conversation, kept_fields
 from kvsim.trace.tokenizer import Tokenizer
 
 REQUESTS = ("every_answer", "last_answer")
-TEXTS = ("prompt", "text_input", "input")
-"""Names of a prompt that is plain text; the second one is AIPerf's, the third one that of LMCache's agent traces."""
+TEXTS = ("prompt", "text_input", "input", "input_ids")
+"""Names of a prompt that is plain text; the second one is AIPerf's, the third one that of LMCache's agent traces, the
+last one SGLang's, with token ids."""
 
 
 @dataclass(kw_only=True)
@@ -38,31 +39,41 @@ class OpenAI(TextTrace):
 
     def turns(self, record: Record, tokenizer: Tokenizer) -> Iterator[Turn]:
         body = Record(record.path, record.line, record.fields["body"]) if record.has("body") else record
-        if not body.has("messages"):
-            yield self._plain(record, body)
-            return
-        messages, tools = read_messages(body), body.fields.get("tools")
-        if body is record and messages[-1]["role"] == "assistant":
+        messages = read_messages(body) if body.has("messages") else None
+        if messages and body is record and messages[-1]["role"] == "assistant":
+            tools = body.fields.get("tools")
             yield from conversation(record, messages, tokenizer, tools, only_last=self.requests == "last_answer")
-        else:
-            prompt = tokenizer.render(messages, tools)
-            yield Turn(record, prompt, None, self._output_tokens(record, body), False, kept_fields(record))
+            return
+        prompt, is_plain = prompt_of(body, tokenizer, messages)
+        answer = text_of(record, "output") if not messages and record.has("output") else None
+        length = output_tokens_of(record, body, self.output_tokens)
+        yield Turn(record, prompt, answer, length, is_plain, kept_fields(record))
 
-    def _plain(self, record: Record, body: Record) -> Turn:
-        name = next((name for name in TEXTS if body.has(name)), None)
-        if name is None:
-            raise record.error("messages is missing; a request must have messages or a prompt")
-        prompt = body.fields[name]
-        is_tokens = isinstance(prompt, list)
-        prompt = body.integers(name) if is_tokens else text_of(body, name)
-        answer = text_of(record, "output") if record.has("output") else None
-        return Turn(record, prompt, answer, self._output_tokens(record, body), not is_tokens, kept_fields(record))
 
-    def _output_tokens(self, record: Record, body: Record) -> int:
-        if record.has("output_length"):
-            return record.integer("output_length")
-        name = body.either("max_tokens", "max_completion_tokens")
-        return body.integer(name) if body.has(name) else self.output_tokens
+def prompt_of(body: Record, tokenizer: Tokenizer, messages: list[dict[str, Any]] | None = None) -> tuple[str | list[int], bool]:
+    """Return the prompt of a request, and whether it is plain text, which no template has rendered.
+
+    ``messages`` are those of ``body`` if they are read already. Raises TraceError.
+    """
+    if messages is None and body.has("messages"):
+        messages = read_messages(body)
+    if messages is not None:
+        return tokenizer.render(messages, body.fields.get("tools")), False
+    name = next((name for name in TEXTS if body.has(name)), None)
+    if name is None:
+        raise body.error("messages is missing; a request must have messages or a prompt")
+    prompt = body.fields[name]
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
+        return prompt[0], True
+    return (body.integers(name), False) if isinstance(prompt, list) else (text_of(body, name), True)
+
+
+def output_tokens_of(record: Record, body: Record, otherwise: int) -> int:
+    """Return the length of an answer that the file does not contain."""
+    if record.has("output_length"):
+        return record.integer("output_length")
+    name = body.either("max_tokens", "max_completion_tokens")
+    return body.integer(name) if body.has(name) else otherwise
 
 
 def read_messages(record: Record) -> list[dict[str, Any]]:

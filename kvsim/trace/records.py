@@ -43,6 +43,11 @@ class Record:
         """Return the error to raise for a problem with this record."""
         return TraceError(self.path, self.line, problem)
 
+    def names(self) -> set[str]:
+        """Return the names of the fields, with those in the objects among them, as ``a.b``."""
+        inner = {f"{name}.{own}" for name, value in self.fields.items() if isinstance(value, dict) for own in value}
+        return inner | self.fields.keys()
+
     def has(self, key: str) -> bool:
         """Whether the field is present and not null."""
         return self.fields.get(key) is not None
@@ -96,6 +101,13 @@ class Record:
         if value is None or isinstance(value, bool):
             return bool(value)
         raise self._wrong(key, "true or false")
+
+    def part(self, key: str) -> "Record":
+        """Return a field that must be an object."""
+        value = self.fields.get(key)
+        if isinstance(value, dict):
+            return Record(self.path, self.line, value)
+        raise self._wrong(key, "a JSON object")
 
     def items(self, key: str) -> list[Any]:
         """Return a field that must be a list."""

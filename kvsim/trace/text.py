@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from kvsim.errors import TraceError, UsageError
 from kvsim.numbers import Whole, check_settings
-from kvsim.trace.base import OF_MAX_TOKENS
+from kvsim.trace.base import OF_MAX_TOKENS, Trace
+from kvsim.trace.byte_tokens import BYTES, NOTE, open_tokenizer
 from kvsim.trace.records import Record
 from kvsim.trace.tokenizer import TemplateError, Tokenizer, model_files
 from kvsim.trace.tokens import Tokens
@@ -40,6 +41,9 @@ class Turn(NamedTuple):
 class TextTrace(Tokens):
     """Tokenizes the text of a file with the tokenizer and the chat template in the folder ``tokenizer``.
 
+    ``tokenizer`` may also be ORG/NAME, a model in the local cache of Hugging Face, or ``bytes``: about 4 bytes a token
+    (``Trace.note``).
+
     The tokens of an answer are those of its text and one more, which ends it and has no KV. Answers that the file does not
     contain have ``output_tokens`` tokens, unless it tells their length.
     """
@@ -50,6 +54,11 @@ class TextTrace(Tokens):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_settings(self, Whole(0, self.max_tokens), "output_tokens", hint=OF_MAX_TOKENS)
+
+    def load(self, page_tokens: int) -> Trace:
+        trace = super().load(page_tokens)
+        trace.note = NOTE if self.tokenizer == BYTES else ""
+        return trace
 
     @abstractmethod
     def turns(self, record: Record, tokenizer: Tokenizer) -> Iterator[Turn]:
@@ -65,9 +74,10 @@ class TextTrace(Tokens):
             next(self.read(1))
             raise UsageError(
                 "trace.tokenizer is missing: this file contains text; set trace.tokenizer=DIR, a folder with a model's "
-                "tokenizer.json and chat template"
+                "tokenizer.json and chat template, trace.tokenizer=ORG/NAME, a model in the Hugging Face cache, or "
+                "trace.tokenizer=bytes for a first look, at about 4 bytes a token"
             )
-        tokenizer = Tokenizer(self.tokenizer)
+        tokenizer = open_tokenizer(self.tokenizer)
         turns = self._all_turns(tokenizer)
         first = next(turns, None)
         if first is None:
@@ -106,7 +116,7 @@ def _tokenized(turn: Turn, tokenizer: Tokenizer) -> Record:
     if turn.answer is None:
         fields["output_length"] = turn.output_tokens
     else:
-        answer = tokenizer.encode(turn.answer)
+        answer = tokenizer.encode_answer(turn.prompt, turn.answer)
         fields["output_token_ids"] = [*answer, 0] if answer else []
         fields["output_length"] = len(fields["output_token_ids"])
     return Record(turn.record.path, turn.record.line, fields)

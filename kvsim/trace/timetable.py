@@ -5,6 +5,7 @@ from typing import ClassVar, NamedTuple
 
 from kvsim.trace.arrivals import Arrivals, check_arrivals
 from kvsim.trace.base import TraceSource
+from kvsim.trace.dates import is_date, stamp
 from kvsim.trace.records import MILLISECONDS, Record
 
 
@@ -21,7 +22,7 @@ class Place(NamedTuple):
 class Timetable:
     """Places the lines of a file, one after another, by these fields (Dynamo's names for them in parentheses):
 
-    timestamp (created_time)   milliseconds; must not decrease; the first one in the file is time 0
+    timestamp (created_time)   milliseconds, or a date (in UTC without an offset); must not decrease; the first one is time 0
     session_id                 a string or an integer; lines with the same value are the turns of one session
     delay (delay_ms)           milliseconds, from a session's second turn on: the request waits for the answer to the previous
                                turn, and then for this time. Its timestamp, if any, only determines its place among the others.
@@ -31,10 +32,13 @@ class Timetable:
     before the first timestamp of the file need none: they begin at time 0.
     """
 
-    def __init__(self, rate: float, arrivals: Arrivals | None = None) -> None:
+    def __init__(self, rate: float, arrivals: Arrivals | None = None, *, in_order: bool = True) -> None:
+        """With ``in_order=False``, timestamps may decrease; arrivals before that of the first line are then negative."""
         self._rate = rate
+        self._in_order = in_order
         self._arrivals = arrivals
         self._timed = False
+        self._has_dates = False
         self._untimed = False
         self._lines = 0
         self._first_ms = 0.0
@@ -96,11 +100,13 @@ class Timetable:
             raise record.error("sessions_per_s has no effect on a file with timestamps: leave it out, and set rate")
         if self._untimed:
             raise record.error("this line has a timestamp but an earlier one has none: give all lines a timestamp, or no line")
-        timestamp = record.number(name, MILLISECONDS)
+        timestamp = stamp(record, name, 0.001)
         if not self._timed:
-            self._timed = True
+            self._timed, self._has_dates = True, is_date(record, name)
             self._first_ms = timestamp
-        elif timestamp < self._last_ms:
+        elif is_date(record, name) != self._has_dates:
+            raise record.error(f"{name} is a date in some lines and a number in others: make them all one or the other")
+        elif self._in_order and timestamp < self._last_ms:
             raise record.error(f"timestamps must not decrease: {timestamp:g} ms after {self._last_ms:g} ms; sort the file")
         self._last_ms = timestamp
         return (timestamp - self._first_ms) / 1000 / self._rate
@@ -113,6 +119,8 @@ class TimedTrace(TraceSource):
     ``sessions_per_s``, ``pause_s`` and ``seed`` draw the arrivals of a file without timestamps (see ``Arrivals``).
     """
 
+    IN_ORDER: ClassVar[bool] = True
+    """Whether timestamps must not decrease."""
     OF_ARRIVALS: ClassVar[tuple[str, ...]] = ("sessions_per_s", "pause_s", "seed")
 
     sessions_per_s: float | None = None
@@ -130,5 +138,5 @@ class TimedTrace(TraceSource):
     def timetable(self) -> Timetable:
         """Return a new timetable for the lines of the file."""
         if self.sessions_per_s is None:
-            return Timetable(self.rate)
+            return Timetable(self.rate, in_order=self.IN_ORDER)
         return Timetable(self.rate, Arrivals(self.sessions_per_s, self.pause_s, self.seed, self.rate))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import UsageError
+from kvsim.hub import find_model, not_cached
 
 VOCABULARY, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 TODAY = datetime(2024, 7, 26)
@@ -25,7 +26,7 @@ LOCAL = {None, "NFC", "NFD", "NFKC", "NFKD", "Replace", "Lowercase", "ByteLevel"
 
 def model_files(folder: str) -> list[str]:
     """Return the files of a folder that determine the tokens of a conversation."""
-    paths = (Path(folder) / name for name in (VOCABULARY, CONFIG, TEMPLATE))
+    paths = (find_model(folder) / name for name in (VOCABULARY, CONFIG, TEMPLATE))
     return [str(path) for path in paths if path.is_file()]
 
 
@@ -47,9 +48,12 @@ class Tokenizer:
             from tokenizers import Tokenizer as Encoder
         except ImportError:
             raise UsageError(f"{key}: text needs the package tokenizers: pip install kvsim[text]") from None
-        path = Path(folder) / VOCABULARY
+        self._folder = find_model(folder)
+        path = self._folder / VOCABULARY
         if not path.is_file():
-            raise UsageError(f"{key}: {path} does not exist; name the folder of a model with its tokenizer.json")
+            raise UsageError(
+                f"{key}: {path} does not exist{not_cached(folder)}; name the folder of a model with its tokenizer.json"
+            )
         self._key = key
         description = _read_json(path, key)
         try:
@@ -58,7 +62,6 @@ class Tokenizer:
             raise UsageError(f"{key}: {path}: {' '.join(str(error).split())}") from None
         self._encoder.no_truncation()
         self._encoder.no_padding()
-        self._folder = Path(folder)
         self._cuts = _cuts(description)
         self._ids: dict[str, list[int]] = {}
         self._template: Any = None
@@ -77,6 +80,10 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text given to ``encode_all`` last."""
         return [token for piece in self._pieces(text) for token in self._ids[piece]]
+
+    def encode_answer(self, prompt: str | Sequence[int], answer: str) -> list[int]:
+        """Return the token ids of an answer to this prompt; both texts were given to ``encode_all`` last."""
+        return self.encode(answer)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without special ones."""

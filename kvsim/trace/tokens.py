@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar
 
 from kvsim.core.request import Request
 from kvsim.pages.extents import Extent, split_extents
@@ -36,6 +37,8 @@ class Tokens(FileTrace, TimedTrace):
     ``limit`` counts lines. With ``bigram``, a page is known by its tokens and the one after it: SGLang's keys with EAGLE
     (``convert_to_bigram_key``). Hashing each page of each prompt is the only cost that grows with the number of pages.
     """
+
+    IS_LINE: ClassVar[bool] = True
 
     tail: str = "full"
 

@@ -46,6 +46,14 @@ RECORDS: dict[str, list[Any]] = {
         {"id": "a", "block_size": 64, "requests": [{**AGENT, "t": 0}, {"type": "subagent", "t": 1, "requests": [AGENT]}, AGENT]},
         {"id": "b", "requests": [{"t": 0, "in": 130, "out": 9, "hash_ids_rle": [4, 2]}, AGENT]},
     ],
+    "dynamo": [
+        {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "event_time_unix_ms": 1777312801000 + 40 * number,
+         "agent_context": {"session_id": "ab"[number % 2]},
+         "request": {"request_id": str(number), "request_received_ms": 1777312800000 + 30 * number, "total_time_ms": 9.5,
+                     "output_tokens": 3, "model": "m",
+                     "replay": {"trace_block_size": 4, "input_length": 7, "input_sequence_hashes": [2**64 - 1, number]}}}
+        for number in range(3)
+    ],
     "lmcache": [
         {"timestamp": 1711929600 + number, "request_id": str(number % 2), "model_name": "ab"[number % 2], "chunk_size": 4,
          "seq_len": 9 + number, "chunk_hashes": ["0xa", f"{number:#x}"]}
@@ -62,6 +70,37 @@ RECORDS: dict[str, list[Any]] = {
         {"timestamp": 300 * number, "input_length": 20 + number, "output_length": 7, "session_id": number % 2, "type": "chat"}
         for number in range(4)
     ],
+    "proxy_log": [
+        {"timestamp": 1700000000 + number, "request": {"messages": CHAT[:1], "max_tokens": 5}, "session_id": "a",
+         "response": {"created": 1700000000, "choices": [{"message": {"content": "rain"}}], "usage": {"completion_tokens": 3}}}
+        for number in range(2)
+    ],
+    "aiperf_inputs": [
+        {"data": [{"session_id": "a", "payloads": [{"messages": CHAT[:1]}, {"messages": CHAT[2:3], "max_tokens": 4}]},
+                  {"session_id": "b", "payloads": [{"prompt": "what is it"}, {"input_ids": [1, 2, 3]}]}]},
+    ],
+    "aiperf_results": [
+        {"metadata": {"session_num": number, "x_correlation_id": "ab"[number % 2], "request_start_ns": 1759813207532900363,
+                      "benchmark_phase": "profiling", "was_cancelled": False},
+         "metrics": {"input_sequence_length": {"value": 55 * number, "unit": "tokens"},
+                     "usage_prompt_tokens": {"value": 60, "unit": "tokens"},
+                     "output_sequence_length": {"value": 9, "unit": "tokens"}},
+         "error": None}
+        for number in range(3)
+    ],
+    "bench_results": [
+        {"endpoint_type": "vllm", "completed": 3, "input_lens": [10, 20, 30], "output_lens": [3, 2, 1], "errors": ["", "x", ""],
+         "start_times": [10.0, 11.5, 11.75]},
+    ],
+    "spans": [
+        {"resourceSpans": [{"scopeSpans": [{"spans": [
+            {"startTimeUnixNano": "1581452772000000321", "attributes": [
+                {"key": "gen_ai.usage.input_tokens", "value": {"intValue": "55"}},
+                {"key": "gen_ai.request.model", "value": {"stringValue": "m"}}]}]}]}]},
+        {"name": "chat m", "start_time": "2024-10-01T12:00:00.123456Z", "attributes": {
+            "gen_ai.operation.name": "chat", "gen_ai.usage.input_tokens": 9, "gen_ai.usage.output_tokens": 3,
+            "gen_ai.conversation.id": "a"}},
+    ],
 }  # fmt: skip
 """A few records of each format, with every field that it may have."""
 LOGS = {
@@ -69,7 +108,9 @@ LOGS = {
     "dates": b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,37,4\n2023-11-16,39,1\n0001-01-01,5,5\n",
 }
 """Logs of lengths as CSV."""
-BLOCKS = {"mooncake": 4, "bailian": 16, "weka": 64, "lmcache": 4}
+LENGTHS = {"aiperf_results", "bench_results", "spans", "csv", "dates"}
+"""Those of them that ``trace=lengths`` reads."""
+BLOCKS = {"mooncake": 4, "bailian": 16, "weka": 64, "lmcache": 4, "dynamo": 4}
 """Tokens per block, where a format has blocks."""
 TEXTS = ["", "x", "-1", "0x1f", "é", "\x00", "\x1b[2J", "line\nline", "long" * 2_000, "2023-11-16 18:15:46.68", "9999-12-31"]
 NUMBERS = [
@@ -106,7 +147,12 @@ FIELDS = [
     "output_hash_ids", "input_length", "output_length", "input_tokens", "token_ids", "output_token_ids", "context_mode",
     "chat_id", "parent_chat_id", "requests", "in", "out", "t", "api_time", "seq_len", "chunk_hashes", "request_id",
     "model_name", "messages", "prompt", "text_input", "input", "output", "tools", "body", "max_tokens", "conversations",
-    "role", "content", "from", "value", "tool_calls",
+    "role", "content", "from", "value", "tool_calls", "schema", "event_type", "event_time_unix_ms", "event", "agent_context",
+    "metadata", "metrics", "error", "request_start_ns", "input_sequence_length", "unit", "input_lens", "output_lens", "errors",
+    "start_times", "resourceSpans", "scopeSpans", "spans", "attributes", "startTimeUnixNano", "key", "intValue", "start_time",
+    "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "gen_ai.conversation.id",
+    "data", "payloads", "response", "choices", "usage", "message", "created", "input_ids", "completion_tokens", "status_code",
+    "request", "replay", "request_received_ms", "total_time_ms", "output_tokens", "trace_block_size", "input_sequence_hashes",
 ]  # fmt: skip
 BITS = [
     b"", b"\n", b"\r\n", b"\r", b" ", b"\x00", b"\xff", b"\xef\xbb\xbf", b"{", b"}", b"[", b"]", b",", b'"', b"\\", b"\\ud800",

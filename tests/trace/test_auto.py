@@ -16,6 +16,13 @@ FIRST = {
     "lmcache": {
         "timestamp": 1.5, "request_id": "r", "model_name": "m", "chunk_size": 256, "seq_len": 512, "chunk_hashes": ["0xa", "0xb"],
     },
+    "dynamo": {
+        "schema": "dynamo.request.trace.v1", "event_type": "request_end", "event_time_unix_ms": 9,
+        "request": {
+            "request_received_ms": 1, "output_tokens": 1,
+            "replay": {"trace_block_size": 64, "input_length": 64, "input_sequence_hashes": [2**64 - 1]},
+        },
+    },
     "tokens": {"token_ids": list(range(64)), "output_length": 1},
     "bailian": {
         "chat_id": 1, "parent_chat_id": -1, "timestamp": 0, "type": "text", "turn": 1, "input_length": 16, "output_length": 1,

@@ -17,7 +17,7 @@ from kvsim.trace.base import TraceSource
 from kvsim.trace.check import check_requests
 from kvsim.trace.convert import as_lines
 from kvsim.trace.statistics import reuse_statistics, trace_statistics
-from tests.trace.hostile import BLOCKS, LOGS, RECORDS, changed_bytes, changed_records
+from tests.trace.hostile import BLOCKS, LENGTHS, LOGS, RECORDS, changed_bytes, changed_records
 from tests.trace.models import make_model
 
 EXAMPLES = int(os.environ.get("KVSIM_TRACE_EXAMPLES", 5))
@@ -39,7 +39,7 @@ def source(name: str, path: str, model: str) -> TraceSource:
     """The reader of this format for a path."""
     own = {"trace.block_tokens": BLOCKS.get(name)}
     own |= {"trace.prefixes": 0.5} if name == "lengths" else {}
-    own |= {"trace.tokenizer": model} if name in ("openai", "sharegpt") else {}
+    own |= {"trace.tokenizer": model} if name in ("openai", "sharegpt", "proxy_log", "aiperf_inputs") else {}
     given = [f"{key}={value}" for key, value in own.items() if value is not None]
     return build_trace(compose([f"trace={name}", f"trace.path={path}", *LIMITS, *given]))[0]
 
@@ -83,7 +83,7 @@ def test_changed_records_are_played_or_refused(name: str, place: Path) -> None:
     @FEW
     @given(changed_records(RECORDS[name]))
     def run(content: bytes) -> None:
-        check(content, name, place)
+        check(content, "lengths" if name in LENGTHS else name, place)
 
     run()
 
@@ -95,6 +95,6 @@ def test_changed_bytes_are_played_or_refused(name: str, place: Path) -> None:
     @FEW
     @given(changed_bytes(whole))
     def run(content: bytes) -> None:
-        check(content, "lengths" if name in LOGS else name, place)
+        check(content, "lengths" if name in LENGTHS else name, place)
 
     run()

@@ -12,9 +12,10 @@ from kvsim.shadow.sources.blocks import Blocks
 from kvsim.shadow.sources.prompts import Prompts, Told
 from kvsim.shadow.sources.salt import Salt
 from kvsim.shadow.sources.sglang_export import read_export
+from kvsim.trace.dates import stamp
 from kvsim.trace.hashed import HashedTrace
 from kvsim.trace.lines import reader_of
-from kvsim.trace.records import MILLISECONDS, Record
+from kvsim.trace.records import Record
 from kvsim.trace.text import TextTrace
 
 EXPORTED = "request_parameters"
@@ -66,7 +67,8 @@ class Lines:
 
     def _told(self, record: Record, now_s: float) -> Told:
         name = next((name for name in STAMPS if record.has(name)), None)
-        at_s = now_s if name is None else record.number(name, MILLISECONDS) * (STAMPS[name] or self._unit_s)
+        unit_s = self._unit_s if name is None else STAMPS[name] or self._unit_s
+        at_s = now_s if name is None else stamp(record, name, unit_s) * unit_s
         self._last_s = max(self._last_s, at_s)
         session = str(record.name("session_id")) if record.has("session_id") else None
         return Told(self._last_s, session)
