@@ -9,6 +9,7 @@ from kvsim.trace.formats import recognise
 from kvsim.trace.proxy_log import ProxyLog
 from kvsim.trace.tokenizer import Tokenizer
 from tests.trace.models import make_model
+from tests.workloads import pages_of
 
 ASK = [{"role": "user", "content": "What is the weather like today?"}]
 REST = [{"role": "assistant", "content": "It rains."}, {"role": "user", "content": "And tomorrow?"}]
@@ -47,7 +48,9 @@ def test_a_row_is_a_request_with_the_tokens_of_its_answer(write, model):
     assert first.prompt_tokens == len(tokenizer.encode(prompt))
     assert first.output_tokens == len(tokenizer.encode("It rains.")) + 1
     shared = (first.prompt_tokens + first.output_tokens - 1) // 4
-    assert second.runs[0] == (0, shared)  # the second prompt continues the first one and its answer
+    pages, again = pages_of((*first.runs, *first.output_runs)), pages_of(second.runs)
+    assert len(pages) == shared
+    assert again[:shared] == pages  # the second prompt continues the first one and its answer
 
 
 @pytest.mark.parametrize(
