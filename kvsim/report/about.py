@@ -31,7 +31,7 @@ def about_run(result: RunRecord) -> list[tuple[str, str]]:
         page += f" ({size(result['page_bytes'])})"
     pairs = [
         ("model", _joined(chosen.get("model"), page)),
-        ("hardware", _joined(chosen.get("hardware"), "measured on hardware" if config.get("substrate") == "hardware" else "")),
+        ("hardware", _joined(*_machine(chosen), "measured on hardware" if config.get("substrate") == "hardware" else "")),
         ("trace", _joined(chosen.get("trace"), _path(config), _limits(config))),
         ("preset", chosen.get("preset", "")),
         ("policies", _joined(*(policies(chosen, _idle(result))))),
@@ -39,6 +39,11 @@ def about_run(result: RunRecord) -> list[tuple[str, str]]:
         ("seed", str(result["seed"])),
     ]
     return [(name, text) for name, text in pairs if text]
+
+
+def _machine(chosen: Mapping[str, str]) -> list[str]:
+    """Return the machine, and the drive and the network card that replace its own."""
+    return [chosen[name] for name in ("hardware", "drive", "network") if name in chosen]
 
 
 def _idle(result: RunRecord) -> set[str]:

@@ -13,6 +13,7 @@ import yaml
 import kvsim
 from kvsim.cli import COMMANDS
 from kvsim.policies.eviction.slru import SegmentedLRU
+from kvsim.settings import catalog
 from tests.docs.modules import DOCS, ROOT, load
 
 examples = load("examples")
