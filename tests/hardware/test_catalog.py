@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from kvsim.commands.help import describe
 from kvsim.errors import UsageError
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.plans.construct import construct
 from kvsim.plans.plan import Plan
+from kvsim.report.comparison.differing import differing, labels
 from kvsim.run import play
 from kvsim.settings.catalog import read_choice, source_of
 from tests import composing
@@ -139,6 +141,30 @@ def test_what_has_no_effect_is_refused(overrides: list[str], message: str) -> No
 def test_a_replay_that_reads_no_rates_refuses_them_too(name: str) -> None:
     with pytest.raises(UsageError, match="has no effect on kvsim replay: leave it out"):
         composing.plan(*TINY, *DISK, name)
+
+
+def test_a_validation_on_this_machines_gpus_is_without_communication() -> None:
+    two = ("hardware=h100", "hardware.gpus=2")
+    assert simulated(*two).hardware.communicates
+    assert not composing.plan(*TINY, *two, command="validate").hardware.communicates
+    with pytest.raises(UsageError, match="hardware.allreduce_steps has no effect on kvsim validate: leave it out"):
+        composing.plan(*TINY, *two, "hardware.allreduce_steps=2", command="validate")
+
+
+@pytest.mark.parametrize(("topic", "shown"), [("hardware", "MI300X"), ("drive", "9550 MAX"), ("network", "ConnectX-7")])
+def test_help_names_the_sources(topic: str, shown: str) -> None:
+    text = " ".join(" ".join(describe([topic])).split())
+    assert shown in text
+    assert all(source_of(read_choice(path)[0]) in text for path in files(topic))
+
+
+def test_runs_with_two_drives_differ_in_the_drive_alone() -> None:
+    settings = []
+    for name in ("pm9a3", "micron_9550"):
+        config = OmegaConf.to_container(composing.composed(*TINY, *DISK, f"drive={name}"), resolve=True)
+        assert isinstance(config, dict)
+        settings.append(labels({str(key): value for key, value in config.items()}, {"hardware": "h200", "drive": name}))
+    assert differing(settings) == ["drive"]
 
 
 CHOICES: list[tuple[str, ...]] = [
