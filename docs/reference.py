@@ -30,6 +30,8 @@ PAGES = {
     "trace": "traces.md",
     "model": "models.md",
     "hardware": "hardware.md",
+    "drive": "hardware.md#drives",
+    "network": "hardware.md#network-cards",
     "engine": "settings.md#engine",
     "rules": "settings.md#rules",
     "eviction": "eviction.md",
@@ -122,7 +124,7 @@ def folded_sections(group: str) -> str:
 
 def _choice_section(group: str, name: str, *, is_folded: bool = False) -> str:
     description, _, settings = read_choice(group, name)
-    table = _settings_table(settings, prefix=f"{group}.")
+    table = _settings_table(settings, prefix="" if group in catalog.OVER_OTHERS else f"{group}.")
     if is_folded and table:
         table = f"<details><summary>Settings of <code>{group}={name}</code></summary>\n{table}\n</details>"
     return f"### {name} {{ #{group}-{name} }}\n\n{paragraphs(description)}\n\n{table}"
@@ -255,8 +257,8 @@ def _count(number: float) -> str:
 def hardware_table() -> str:
     """Every machine with its main rates."""
     lines = [
-        "| hardware | matrix products | GPU memory | its bandwidth | host to GPU | GPU to host | disk read | disk write |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| hardware | matrix products | GPU memory | its bandwidth | host to GPU | GPU to host | all-reduce | source |",
+        "|---|---:|---:|---:|---:|---:|---:|---|",
     ]
     for name in choices("hardware"):
         machine: Any = OmegaConf.load(CONF / "hardware" / f"{name}.yaml")
@@ -265,16 +267,34 @@ def hardware_table() -> str:
             f"{machine.memory_bytes / 1e9:,.0f} GB",
             f"{float(machine.memory_bytes_per_s) * machine.memory_efficiency / 1e12:,.2f} TB/s",
             *(
-                f"{float(machine[rate]) / 1e9:,.1f} GB/s"
-                for rate in (
-                    "host_to_device_bytes_per_s",
-                    "device_to_host_bytes_per_s",
-                    "disk_read_bytes_per_s",
-                    "disk_write_bytes_per_s",
-                )
+                f"{float(machine[rate]) / 1e9:,.1f} GB/s" if machine.get(rate) else "none"
+                for rate in ("host_to_device_bytes_per_s", "device_to_host_bytes_per_s", "allreduce_bytes_per_s")
             ),
+            catalog.source_of(read_choice("hardware", name)[0]) or "a formula",
         )
         lines.append(f"| [`{name}`](#hardware-{name}) | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def drives_table() -> str:
+    """Every drive with its rates."""
+    lines = ["| drive | read | write | latency | source |", "|---|---:|---:|---:|---|"]
+    for name in choices("drive"):
+        drive: Any = OmegaConf.load(CONF / "drive" / f"{name}.yaml").hardware
+        rates = [f"{float(drive[f'disk_{way}_bytes_per_s']) / 1e9:,.1f} GB/s" for way in ("read", "write")]
+        cells = (*rates, f"{float(drive.disk_latency_s) * 1e6:,.0f} µs", catalog.source_of(read_choice("drive", name)[0]))
+        lines.append(f"| [`{name}`](#drive-{name}) | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def networks_table() -> str:
+    """Every network card with its rates."""
+    lines = ["| network card | between engines, a GPU | remote store | source |", "|---|---:|---:|---|"]
+    for name in choices("network"):
+        card: Any = OmegaConf.load(CONF / "network" / f"{name}.yaml")
+        rates = [float(card.hardware.interconnect_bytes_per_s), float(card.tiers.remote.bytes_per_s)]
+        cells = (*(f"{rate / 1e9:,.1f} GB/s" for rate in rates), catalog.source_of(read_choice("network", name)[0]))
+        lines.append(f"| [`{name}`](#network-{name}) | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -427,6 +447,8 @@ PARTS: dict[str, Callable[..., str]] = {
     "engine_defaults": engine_defaults.sections,
     "models_table": models_table,
     "hardware_table": hardware_table,
+    "drives_table": drives_table,
+    "networks_table": networks_table,
     "document": document,
     "section": section,
     "dependency_versions": dependency_versions,

@@ -104,7 +104,7 @@ def run(options: Namespace, cell: Cell) -> Row:
     gpus = (f"hardware.gpus={GPUS}",)
     # The learned time depends on the cost of recomputing, so its replay needs the hardware too.
     replayed = kvsim.replay(trace, *settings, *(gpus if cell.policy == "continuum" else ())).hit_rate
-    result = kvsim.simulate(trace, *settings, *gpus)
+    result = kvsim.simulate(trace, *settings, *gpus, "hardware.allreduce_bytes_per_s=null")
     times, record = result.record["ttft_s"], result.record
     return Row(replayed, result.hit_rate, times["mean"], times["p99"], record["retractions"], record["simulated_s"])
 

@@ -35,7 +35,13 @@ AGENTS, CHATS = "agents (WEKA)", "conversation"
 INTERVALS = (512, 1024, 2048, 4096, 8192, 16384, 65536)
 GIB = (20, 40, 80, 110)
 COLOURS = ("#d55e00", "#e69f00", "#0a9e74", "#3d8fd1")
-MODEL = ("model=qwen3_next_80b", "hardware.gpus=2", "rules.cache_output=true", "checkpoint=interval")
+MODEL = (
+    "model=qwen3_next_80b",
+    "hardware.gpus=2",
+    "hardware.allreduce_bytes_per_s=null",
+    "rules.cache_output=true",
+    "checkpoint=interval",
+)
 EQUAL = 1.02
 """Mean TTFTs whose ratio is smaller count as equal."""
 

@@ -20,7 +20,7 @@ LOADED_ENGINES = 8
 """The number of engines that is played with all loads."""
 MACHINES = {
     CHATS: ("hardware.gpus=1", *capacities(gpu=80)),
-    AGENTS: ("hardware.gpus=2", *capacities(gpu=200)),
+    AGENTS: ("hardware.gpus=2", "hardware.allreduce_bytes_per_s=null", *capacities(gpu=200)),
 }
 CPU_GIB = {CHATS: 128, AGENTS: 256}
 """CPU memory per engine of a host."""

@@ -119,10 +119,16 @@ def _group(group: str) -> Iterator[str]:
     if tiers:
         yield from wrapped(f"For one of several: {', '.join(f'{name}=NAME' for name in tiers)}.")
     yield ""
-    rows = [(name, first_sentence(catalog.read_choice(path)[0])) for name, path in catalog.choices(group).items()]
+    rows = [(name, _summary(catalog.read_choice(path)[0])) for name, path in catalog.choices(group).items()]
     yield from columns(rows)
     yield ""
     yield from wrapped(f"Settings of a choice: kvsim help {group}={rows[0][0]}.")
+
+
+def _summary(comment: str) -> str:
+    """The first sentence about a choice, and the document that its numbers are from."""
+    source = catalog.source_of(comment)
+    return first_sentence(comment) + (f" ({source})" if source else "")
 
 
 def _choice(group: str, name: str) -> Iterator[str]:
@@ -132,20 +138,20 @@ def _choice(group: str, name: str) -> Iterator[str]:
     comment, settings = catalog.read_choice(known[name])
     yield f"{group}={name}"
     yield from wrapped(comment, indent=2)
-    if group == "preset":
+    if group in catalog.OVER_OTHERS:
         yield ""
-        yield from _preset(settings)
+        yield from _of_others(settings)
     elif own := [setting for setting in catalog.settings_of(group, name) if setting.value is not None]:
         yield ""
         yield from _settings(own)
 
 
-def _preset(settings: Sequence[Setting]) -> Iterator[str]:
-    """What a preset chooses and sets."""
+def _of_others(settings: Sequence[Setting]) -> Iterator[str]:
+    """What a choice chooses from other groups, and which of their settings it sets."""
     comments = {setting.key: setting.comment for setting in settings}
-    for entry in ((settings[0].value if settings else None) or "").split(", "):
+    for entry in [entry for setting in settings if setting.key == "defaults" for entry in (setting.value or "").split(", ")]:
         yield "  " + entry.removeprefix("override /").replace(": ", "=", 1)
-    rows = [setting for setting in settings[1:] if setting.value is not None]
+    rows = [setting for setting in settings if setting.key != "defaults" and setting.value is not None]
     for setting in rows:
         comment = setting.comment or comments.get(setting.key.rpartition(".")[0], "")
         yield f"  {setting.key}={setting.value}"

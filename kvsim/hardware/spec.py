@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 
 from kvsim.hardware.copy_rule import CopyRule
 from kvsim.hardware.curves import ComputeCurves, DiskCurves, LinkCurves
@@ -19,13 +20,20 @@ RATES = (
     "disk_write_bytes_per_s",
     "interconnect_bytes_per_s",
 )
-OPTIONAL_RATES = ("host_memory_bytes_per_s", "cluster_disk_read_bytes_per_s", "cluster_disk_write_bytes_per_s")
+OPTIONAL_RATES = (
+    "host_memory_bytes_per_s",
+    "cluster_disk_read_bytes_per_s",
+    "cluster_disk_write_bytes_per_s",
+    "allreduce_bytes_per_s",
+    "allreduce_peer_bytes_per_s",
+)
 
 LATENCIES = (
     "host_latency_s",
     "copy_overhead_s",
     "disk_latency_s",
     "interconnect_latency_s",
+    "allreduce_latency_s",
     "step_overhead_s",
     "leap_overhead_s",
     "copy_leap_s",
@@ -102,8 +110,8 @@ class HardwareSpec:
 
     Rates and sizes are per GPU, as on its datasheet. ``gpus`` GPUs work tensor-parallel: compute, memory, memory bandwidth
     and host link count ``gpus`` times, the disk once. This assumes that the KV is spread evenly over the GPUs; replicated KV
-    (more GPUs than KV heads) and communication between GPUs are not modelled. Attributes named ``total`` and ``effective``
-    are for all GPUs together.
+    (more GPUs than KV heads) is not modelled. Steps wait for the GPUs to add up their parts (``allreduce_s``) if
+    ``allreduce_bytes_per_s`` is given. Attributes named ``total`` and ``effective`` are for all GPUs together.
 
     The GPUs (ranks) move their parts of a page over their own links. They are alike unless ``rank_jitter`` or ``rank_faults``
     says otherwise; then a page has arrived when the last rank has it.
@@ -139,6 +147,18 @@ class HardwareSpec:
     interconnect_bytes_per_s: float = 50e9
     """Rate at which each GPU sends, and receives, pages between prefill and decode engines (NVLink, or RDMA over a network)."""
     interconnect_latency_s: float = 1e-5
+
+    allreduce_bytes_per_s: float | None = None
+    """Rate at which each GPU sends, and receives, activations during an all-reduce. None: it takes no time, or is part of what
+    was measured."""
+    allreduce_peer_bytes_per_s: float | None = None
+    """Most that goes from one GPU to another, where each pair has a link of its own; fewer GPUs then send less. None: no limit,
+    as over a switch."""
+    allreduce_latency_s: float = 0.0
+    """Time of each step of an all-reduce beyond its bytes: launch, synchronization, the way over the link."""
+    allreduce_steps: int | None = None
+    """Steps of an all-reduce, one after another. None: ``2 * (gpus - 1)``, a ring. 2: every GPU exchanges its parts with all
+    others at once, over a switch or a link to each."""
 
     flops_efficiency: float = 1.0
     """Fraction of ``flops_per_s`` that large matrix products reach."""
@@ -190,6 +210,7 @@ class HardwareSpec:
         check_settings(self, Real(above=0), *RATES)
         check_settings(self, Real(above=0), *OPTIONAL_RATES, or_null=True)
         check_settings(self, SECONDS, *LATENCIES, *LAUNCHES)
+        check_settings(self, Whole(1), "allreduce_steps", or_null=True)
         check_settings(self, Real(above=0, most=1), "flops_efficiency", "memory_efficiency")
         check_settings(self, Real(least=0, below=1), "rank_jitter")
         for name in ("host_to_device_bytes_per_s", "device_to_host_bytes_per_s"):
@@ -239,6 +260,27 @@ class HardwareSpec:
     def total_both_directions_bytes_per_s(self) -> float:
         """Limit on the total rate of both directions, all GPUs."""
         return self.both_directions_bytes_per_s * self.gpus
+
+    @cached_property
+    def communicates(self) -> bool:
+        """Whether steps wait for the GPUs to add up their parts."""
+        return self.gpus > 1 and self.allreduce_bytes_per_s is not None
+
+    def allreduce_s(self, n_bytes: float) -> float:
+        """Seconds in which the GPUs add up ``n_bytes`` of each, so that all have the sum; 0 without a rate, or on one GPU.
+
+        Each GPU sends and receives ``2 * (gpus - 1) / gpus`` of the bytes, which is the least possible: as parts to be added
+        (reduce-scatter), then as sums (all-gather). Source: Patarasu and Yuan, Bandwidth optimal all-reduce algorithms for
+        clusters of workstations, Journal of Parallel and Distributed Computing 69(2), 2009. A ring does it in ``2 * (gpus - 1)``
+        steps; over a switch, both halves can be one step each. Steps cost a latency and bytes a rate (Thakur, Rabenseifner and
+        Gropp, Optimization of collective communication operations in MPICH, 2005); additions are not counted.
+        """
+        if self.gpus == 1 or self.allreduce_bytes_per_s is None:
+            return 0.0
+        steps = 2 * (self.gpus - 1) if self.allreduce_steps is None else self.allreduce_steps
+        links_bytes_per_s = (self.gpus - 1) * (self.allreduce_peer_bytes_per_s or inf)
+        n_bytes *= 2 * (self.gpus - 1) / self.gpus
+        return steps * self.allreduce_latency_s + n_bytes / min(self.allreduce_bytes_per_s, links_bytes_per_s)
 
     def launch_s(self, chunks: int, decode_requests: int, *, has_copies: bool = False) -> float:
         """Return the time the host needs to launch a step with so many chunks, at least one, and decoding requests.
@@ -306,7 +348,7 @@ class LinearHardware(HardwareSpec):
         check_settings(self, SECONDS, "fixed_s", "prefill_token_s", "decode_request_s", "chunk_context_s", "decode_context_s")
         if not self.fixed_s + self.decode_request_s > 0:
             raise ValueError("fixed_s and decode_request_s are both 0: a decode step must take time")
-        for name in ("leap_overhead_s", "copy_leap_s", "prefill_overhead_s", *LAUNCHES):
+        for name in ("leap_overhead_s", "copy_leap_s", "prefill_overhead_s", "allreduce_bytes_per_s", *LAUNCHES):
             if getattr(self, name):
                 raise ValueError(f"{name} has no effect where step times are a formula: leave it out")
         if self.compute_curves is not None:

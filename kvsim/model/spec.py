@@ -165,6 +165,12 @@ class ModelSpec(ModelSource):
             return self._always_read_bytes
         return self._always_read_bytes + self._all_experts_bytes * (1.0 - self._untouched_by_one_token**tokens)
 
+    @cached_property
+    def allreduces(self) -> int:
+        """Sums over the GPUs in a step with tensor parallelism: one of all activations after each mixer (attention or recurrence)
+        and one after each MLP (Megatron-LM, arXiv:1909.08053, section 3)."""
+        return self.layers + self._layers_with_mlp
+
     # FLOPs
 
     @cached_property

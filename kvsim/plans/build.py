@@ -110,6 +110,8 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
     cluster = construct(ClusterSettings, config.get("cluster"), "cluster")
     check_memory(cluster)
     hardware = construct(HardwareSpec, config.get("hardware"), "hardware")
+    if command == "validate":  # on this machine's GPUs, which exchange no activations
+        hardware = replace(hardware, allreduce_bytes_per_s=None)
     gpu_memory = gpu_memory_of(config, model, hardware, keys)
     tiers = tier_plans(config, run.page_tokens, model, cluster, gpu_memory, keys)
     disk_scope = next((tier.scope for tier in tiers if kind_of(tier.name).medium == FILE), "host")

@@ -12,7 +12,7 @@ from kvsim.plans.substrate_choice import SUBSTRATES
 from kvsim.policies.checkpoint.none import NoCheckpoint
 from kvsim.policies.eviction.base import BypassEviction
 from kvsim.policies.prefetch.none import NoPrefetch
-from kvsim.settings.unused_settings import given, keys_of
+from kvsim.settings.unused_settings import ALLREDUCE, given, keys_of
 
 INTERCONNECT = ("hardware.interconnect_bytes_per_s", "hardware.interconnect_latency_s")
 OF_MEMORY = ("hardware", "hardware.gpus", "hardware.memory_bytes")
@@ -157,13 +157,16 @@ def _check_hardware(plan: Plan, command: str, keys: set[str]) -> None:
         _check_named(keys, "hardware", "the file that kvsim calibrate wrote for this machine")
     is_read = command != "replay" or plan.reads_hardware
     of_memory = OF_MEMORY if plan.gpu_memory is not None else ()
-    if (key := given(keys - {*of_memory}, "hardware")) and not is_read:
-        raise NoEffect(key, f"on kvsim {command}")
+    for name in ("hardware", "drive", "network"):
+        if (key := given(keys - {*of_memory}, name)) and not is_read:
+            raise NoEffect(key, f"on kvsim {command}")
     for kind in [kind for kind in TIER_KINDS if kind.medium == REMOTE and not is_read]:
         if key := next((key for name in kind.settings if (key := given(keys, f"tiers.{kind.name}.{name}"))), None):
             raise NoEffect(key, f"on kvsim {command}")
     _check_memory(plan, command)
     _check_ranks(plan, keys)
+    _check_allreduces(plan, keys)
+    _check_devices(plan, keys)
 
 
 def _check_named(keys: set[str], name: str, what: str) -> None:
@@ -207,6 +210,27 @@ def _check_ranks(plan: Plan, keys: set[str]) -> None:
         raise UsageError(
             "hardware.rank_faults: a load from disk that fails while layers are computed behind it is not modelled: set "
             "engine.overlap=none"
+        )
+
+
+def _check_allreduces(plan: Plan, keys: set[str]) -> None:
+    """Raise UsageError for settings of the all-reduces of tensor-parallel GPUs in a run without any."""
+    for key in filter(None, [given(keys, name) for name in ALLREDUCE]):
+        if plan.hardware.gpus == 1:
+            raise UsageError(f"{key} has no effect with one GPU: set hardware.gpus, or leave it out")
+        if key != ALLREDUCE[0] and not plan.hardware.communicates:
+            raise UsageError(f"{key} has no effect without a rate: set {ALLREDUCE[0]}, or leave it out")
+
+
+def _check_devices(plan: Plan, keys: set[str]) -> None:
+    """Raise UsageError for a drive or a network card that the run has no use for."""
+    media = [kind_of(tier.name).medium for tier in plan.tiers]
+    if given(keys, "drive") and FILE not in media:
+        raise UsageError("drive has no effect without a disk tier: set tiers.disk.capacity, or leave it out")
+    if given(keys, "network") and REMOTE not in media and not plan.layout.pairs:
+        raise UsageError(
+            "network has no effect without a remote tier, and without prefill and decode engines: set tiers.remote.capacity, or "
+            "cluster.prefill and cluster.decode, or leave it out"
         )
 
 

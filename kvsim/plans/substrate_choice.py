@@ -12,6 +12,7 @@ from kvsim.engine.substrate import Substrate
 from kvsim.errors import UsageError
 from kvsim.hardware.tier_kinds import FILE, GPU_MEMORY, HOST_MEMORY, kind_of
 from kvsim.plans.plan import Plan
+from kvsim.settings.unused_settings import ALLREDUCE
 from kvsim.states.cache import HybridCache
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 
@@ -170,6 +171,6 @@ SUBSTRATES = {
         pool=SlotPool,
         open=open_hardware,
         check=check_hardware,
-        without_effect=("engine.links", "hardware.rank_jitter", "hardware.rank_faults", "hardware.noise"),
+        without_effect=("engine.links", "hardware.rank_jitter", "hardware.rank_faults", "hardware.noise", *ALLREDUCE),
     ),
 }

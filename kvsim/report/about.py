@@ -39,7 +39,7 @@ def about_run(result: RunRecord) -> list[tuple[str, str]]:
         page += f" ({size(result['page_bytes'])})"
     pairs = [
         ("model", _joined(chosen.get("model"), page)),
-        ("hardware", _joined(*_machine(chosen.get("hardware"), result))),
+        ("hardware", _joined(*_machine(chosen, result))),
         ("trace", _joined(chosen.get("trace"), _path(config), _limits(config))),
         ("preset", chosen.get("preset", "")),
         ("policies", _joined(*(policies(chosen, _idle(result))))),
@@ -51,19 +51,21 @@ def about_run(result: RunRecord) -> list[tuple[str, str]]:
     return [(name, text) for name, text in pairs if text]
 
 
-def _machine(name: str | None, result: RunRecord) -> list[str]:
-    """Return the GPUs of an engine, such as ``8x h100``, how a model is divided among them, and how many engines there are."""
+def _machine(chosen: Mapping[str, str], result: RunRecord) -> list[str]:
+    """Return the GPUs of an engine, such as ``8x h100``, how a model is divided among them, the drive and the network card that
+    replace the machine's own, and how many engines there are."""
+    name, devices = chosen.get("hardware"), [chosen[kind] for kind in ("drive", "network") if kind in chosen]
     config = result["config"]
     hardware, cluster = (config.get(key) if isinstance(config.get(key), Mapping) else {} for key in ("hardware", "cluster"))
     gpus, engines = hardware.get("gpus") or 1, result.get("engines") or ()
     is_clocked = result.get("command") == "simulate"
     if not name or not isinstance(gpus, int):
-        return [name or ""]
+        return [name or "", *devices]
     parts = [f"{gpus}x {name}", f"TP{gpus}"] if gpus > 1 and is_clocked else [name]
     if len(engines) > 1:
         apart = f" ({cluster['prefill']} prefill, {cluster['decode']} decode)" if cluster.get("prefill") else ""
         parts.append(f"{len(engines)} engines{apart}")
-    return [*parts, "measured on hardware" if config.get("substrate") == "hardware" else ""]
+    return [*parts, *devices, "measured on hardware" if config.get("substrate") == "hardware" else ""]
 
 
 def also_set(result: RunRecord) -> list[str]:
@@ -76,7 +78,7 @@ def _is_shown(key: str) -> bool:
     return (
         key in SHOWN
         or key.startswith(("hydra", "sweep.", "slo.", "logger"))
-        or key.partition("@")[0] in (*FAMILIES, "model", "hardware", "trace", "preset")
+        or key.partition("@")[0] in (*FAMILIES, "model", "hardware", "drive", "network", "trace", "preset")
         or key.startswith("tiers.")
         and key.endswith(".capacity")
     )

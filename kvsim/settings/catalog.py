@@ -16,6 +16,8 @@ GROUPS = {
     "trace": "the requests: a file format with its settings, or a generator",
     "model": "bytes of KV and weights, FLOPs",
     "hardware": "rates of the GPU, the host link and the disk",
+    "drive": "a drive for the disk tier, in place of the machine's",
+    "network": "a network card between engines and to the remote store, in place of the machine's links",
     "engine": "batching and scheduling of the serving engine",
     "rules": "where engines differ in what can be a hit",
     "eviction": "which pages leave a tier first",
@@ -28,11 +30,14 @@ GROUPS = {
     "preset": "policies, rules and sizes that together are a known engine or setup",
 }
 """Every group of ``conf`` and what it chooses."""
+OVER_OTHERS = ("preset", "drive", "network")
+"""Groups that a run can do without: a choice sets settings of others."""
 OF_CALIBRATE = ("model", "hardware")
 """Those of ``kvsim calibrate``."""
 DEFAULT = re.compile(r"^  - (?P<group>[\w@.]+): (?P<choice>\w+)$", re.MULTILINE)
 CHOICES = re.compile(r"\w+(?:,\w+)*")
 NAMED = re.compile(r"(?:^|(?<=\. )|(?<=; ))([a-z][a-z0-9_]*): ")
+SOURCE = re.compile(r"(?:^|\s)Source: (?P<document>.+?)\. Date: (?P<date>\d{4}(?:-\d\d)?)\.")
 SENTENCE = re.compile(r"(?<=[a-z0-9)\"'%])[.:] (?=[A-Z])")
 
 
@@ -139,9 +144,10 @@ def chosen(overrides: Iterable[str]) -> dict[str, str]:
 
 
 def settings_of(name: str, choice: str) -> list[Setting]:
-    """The settings of a choice with their full keys; ``name`` is a group or ``group@tier``. Empty for an unknown choice."""
+    """The settings of a choice with their full keys; ``name`` is a group or ``group@tier``. Empty for an unknown choice, and for
+    one of ``OVER_OTHERS``, which has no settings of its own."""
     group, _, package = name.partition("@")
-    path = choices(group).get(choice) if group in GROUPS and group != "preset" else None
+    path = choices(group).get(choice) if group in GROUPS and group not in OVER_OTHERS else None
     found = read_choice(path)[1] if path else []
     return [replace(setting, key=f"{package or group}.{setting.key}") for setting in found if setting.key != "_target_"]
 
@@ -155,6 +161,12 @@ def all_settings(overrides: Iterable[str] = (), config_name: str = "config") -> 
 def first_sentence(text: str) -> str:
     """The first sentence of a comment, on one line, without its full stop."""
     return SENTENCE.split(" ".join(text.split()), maxsplit=1)[0].rstrip(".")
+
+
+def source_of(comment: str) -> str:
+    """The document that a machine's rates are from, with its date, as its comment says; empty if it does not."""
+    found = SOURCE.search(" ".join(comment.split()))
+    return f"{found['document']}, {found['date']}" if found else ""
 
 
 def named_values(comment: str) -> list[str]:

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from kvsim.errors import UsageError, first_line
-from kvsim.settings.catalog import GROUPS, unknown_choice
+from kvsim.settings.catalog import GROUPS, OVER_OTHERS, unknown_choice
 from kvsim.settings.search_path import extend_search_path
 from kvsim.settings.settings_file import explain_file
 from kvsim.settings.sources import use
@@ -155,7 +155,7 @@ def check_overrides(overrides: Sequence[str], *, is_multirun: bool = False) -> N
     for override in map(parse, overrides):
         name, value = override.get_key_element().lstrip("+~"), override.value()
         is_group = override.key_or_group in groups
-        if is_group and override.is_delete() and override.package is None and name != "preset":
+        if is_group and override.is_delete() and override.package is None and name not in OVER_OTHERS:
             raise UsageError(f"~{name}: every run needs one; choose another with {name}=NAME")
         values = value.list if isinstance(value, ChoiceSweep) else [value]
         if is_group and not override.is_delete() and any(choice in (None, [], {}) for choice in values):

@@ -5,6 +5,8 @@ To set one without effect is a mistake, and help leaves it out.
 
 from collections.abc import Iterable
 
+ALLREDUCE = tuple([f"hardware.allreduce_{name}" for name in ("bytes_per_s", "peer_bytes_per_s", "latency_s", "steps")])
+"""Settings of the communication of tensor-parallel GPUs, the one that makes it take time first."""
 WITHOUT_EFFECT = {
     "simulate": ("replay", "curve", "print_tree", "validate", "server", "results", "saturate", "shadow", "serve"),
     "saturate": (
@@ -13,23 +15,26 @@ WITHOUT_EFFECT = {
     ),
     "replay": (
         "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "validate", "server",
-        "results", "slo", "saturate", "hardware.rank_jitter", "hardware.rank_faults", "hardware.noise", "rules.cache_chunks",
-        "shadow", "serve",
+        "results", "slo", "saturate", "hardware.rank_jitter", "hardware.rank_faults", "hardware.noise", *ALLREDUCE,
+        "rules.cache_chunks", "shadow", "serve",
     ),
-    "validate": ("replay", "curve", "print_tree", "substrate", "logger", "events", "slo", "saturate", "shadow", "serve"),
+    "validate": (
+        "replay", "curve", "print_tree", "substrate", "logger", "events", "slo", "saturate", "shadow", "serve", *ALLREDUCE,
+    ),
     "validate server": (
         "replay", "curve", "print_tree", "substrate", "disk", "logger", "timeline", "events", "slo", "saturate", "sweep",
         "validate.measured", "validate.link_bytes", "shadow", "serve",
     ),
     "curve": (
-        "engine", "hardware", "substrate", "disk", "replay", "tiers", "eviction", "placement", "prefetch", "checkpoint",
-        "routing", "scheduling", "cluster", "preset", "print_tree", "timeline", "events", "logger", "sweep.objective", "validate",
-        "server", "results", "slo", "saturate", "rules.cache_chunks", "shadow", "serve",
+        "engine", "hardware", "drive", "network", "substrate", "disk", "replay", "tiers", "eviction", "placement",
+        "prefetch", "checkpoint", "routing", "scheduling", "cluster", "preset", "print_tree", "timeline", "events",
+        "logger", "sweep.objective", "validate", "server", "results", "slo", "saturate", "rules.cache_chunks", "shadow",
+        "serve",
     ),
     "shadow": (
         "trace", "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "events", "validate",
         "server", "results", "slo", "saturate", "sweep", "warmup", "print_tree", "hardware.rank_jitter", "hardware.rank_faults",
-        "hardware.noise", "rules.cache_chunks", "serve",
+        "hardware.noise", *ALLREDUCE, "rules.cache_chunks", "serve",
     ),
     "serve": (
         "trace", "replay", "curve", "print_tree", "validate", "server", "results", "saturate", "slo", "sweep", "substrate",

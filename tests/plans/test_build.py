@@ -312,7 +312,7 @@ def test_every_choice_builds(group: str) -> None:
     """The file of each choice takes the place of the default's; ``model=hf`` needs a file."""
     command = "simulate" if group in ("routing", "scheduling", "engine", "hardware") else "replay"
     tiers = () if group in ("eviction", "rules") else THREE_TIERS  # a bound is for one tier, engines' rules for two at most
-    tiers += ("tiers.gpu.capacity=20GiB",) if group == "hardware" else ()
+    tiers += ("tiers.gpu.capacity=4GiB",) if group == "hardware" else ()
     engines = ("cluster.engines=2",) if group == "routing" else ()
     for path in sorted({*(CONF / group).glob("*.yaml")} - {CONF / "model" / "hf.yaml"}):
         settings = OmegaConf.load(path)

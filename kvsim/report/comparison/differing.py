@@ -6,8 +6,9 @@ from typing import Any
 
 from kvsim.results.chosen_names import class_name, package
 from kvsim.results.result import RunRecord
+from kvsim.settings.catalog import OVER_OTHERS
 
-ORDER = ("command", "preset", "trace", "model", "hardware", "page_tokens", "tiers", "cluster")
+ORDER = ("command", "preset", "trace", "model", "hardware", "drive", "network", "page_tokens", "tiers", "cluster")
 """First parts of keys, in the order of columns; others follow."""
 WITHOUT_EFFECT = ("logger", "timeline", "events", "print_tree")
 """Settings that change no result."""
@@ -75,9 +76,9 @@ def _is_of_one_choice(key: str, settings: Sequence[Mapping[str, str]]) -> bool:
 def _follows(key: str, choice: str, settings: Sequence[Mapping[str, str]]) -> bool:
     """Whether a setting of a group is the same in all runs that made the same choice from the group.
 
-    A preset chooses settings of all groups; policies and capacities are shown beside it.
+    A preset, a drive and a network card choose settings of other groups; policies and capacities are shown beside them.
     """
-    is_preset = choice == "preset" and "." in key and not key.endswith((".capacity", ".eviction", ".placement"))
+    is_preset = choice in OVER_OTHERS and "." in key and not key.endswith((".capacity", ".eviction", ".placement"))
     values: dict[str | None, str | None] = {}
     return (is_preset or key.startswith(f"{choice}.")) and all(
         values.setdefault(each.get(choice), each.get(key)) == each.get(key) for each in settings

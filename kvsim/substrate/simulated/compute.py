@@ -9,6 +9,9 @@ from kvsim.engine.substrate import Work
 from kvsim.hardware.spec import HardwareSpec, LinearHardware
 from kvsim.model.spec import ModelSpec
 
+ACTIVATION_BYTES = 2
+"""Of an element of the activations, bf16, whatever the weights are quantized to."""
+
 
 class Steps(metaclass=ABCMeta):
     """Computes the duration of steps."""
@@ -40,6 +43,26 @@ def step_times(model: ModelSpec, hardware: HardwareSpec) -> Steps:
     return Roofline(model, hardware) if hardware.compute_curves is None else MeasuredParts(model, hardware)
 
 
+class Communication:
+    """The time in which tensor-parallel GPUs add up activations: ``ModelSpec.allreduces`` times in a step, one row of
+    ``hidden_size`` elements in bf16 for each of its tokens.
+
+    Nothing is computed meanwhile. The embeddings' all-reduce, and gathering the logits of sampled tokens, are not counted.
+    """
+
+    def __init__(self, model: ModelSpec, hardware: HardwareSpec) -> None:
+        self.hardware = hardware
+        self._count = model.allreduces if hardware.communicates else 0
+        self._row_bytes = ACTIVATION_BYTES * model.hidden_size
+
+    def step_s(self, work: Work) -> float:
+        """Return the seconds of one step; all steps of a leap take as long."""
+        if not self._count:
+            return 0.0
+        tokens = work.decode_requests + sum([count for count, _ in work.chunks])
+        return self._count * self.hardware.allreduce_s(self._row_bytes * tokens)
+
+
 def counts_repeated(hardware: HardwareSpec) -> bool:
     """Return whether steps depend on ``Work.repeated_context_tokens``, which takes time to count."""
     curves = hardware.compute_curves
@@ -68,7 +91,7 @@ class Formula(Steps):
 
 class Roofline(Steps):
     """A step takes as long as its FLOPs, its memory traffic or the launch of its prefill, whichever is longest, plus fixed
-    overheads (Williams, Waterman and Patterson: Roofline, CACM 52(4), 2009).
+    overheads (Williams, Waterman and Patterson: Roofline, CACM 52(4), 2009). ``Communication`` adds to FLOPs and memory traffic.
 
     Per step, weights are read once, the KV of each chunk's prefix and of each decoding request is read once, and a recurrent
     state is read and written once for each chunk and decoding request.
@@ -77,6 +100,7 @@ class Roofline(Steps):
     def __init__(self, model: ModelSpec, hardware: HardwareSpec) -> None:
         self.model, self.hardware = model, hardware
         self.overhead_s = hardware.step_overhead_s
+        self.communication = Communication(model, hardware)
         self._flops_per_s = hardware.effective_flops_per_s
         self._bytes_per_s = hardware.effective_memory_bytes_per_s
         self._attention_flops = model.decode_attention_flops_per_pair
@@ -100,19 +124,20 @@ class Roofline(Steps):
         """Return the seconds of the first ``steps`` steps. Each side of the roofline grows by a constant amount per step."""
         flops, n_bytes = self.first_step(work)
         compute_s, memory_s = flops / self._flops_per_s, n_bytes / self._bytes_per_s
+        communication_s = self.communication.step_s(work)
         if work.chunks:
             launch_s = self.hardware.launch_s(len(work.chunks), work.decode_requests, has_copies=work.has_copies)
-            return max(compute_s, memory_s, launch_s) + self.hardware.prefill_overhead_s + self.overhead_s
+            return max(max(compute_s, memory_s) + communication_s, launch_s) + self.hardware.prefill_overhead_s + self.overhead_s
         compute_more_s = work.decode_requests * self._attention_flops / self._flops_per_s
         memory_more_s = work.decode_requests * self._kv_bytes / self._bytes_per_s
         seconds = _sum_of_larger(compute_s, compute_more_s, memory_s, memory_more_s, steps)
         extra_s = self.hardware.leap_extra_s(work.times_formed(steps), has_copies=work.has_copies)
-        return seconds + steps * self.overhead_s + extra_s
+        return seconds + steps * (communication_s + self.overhead_s) + extra_s
 
 
 class MeasuredParts(Steps):
-    """A step takes the sum of its parts, by the machine's ``compute_curves``, or at least the launch of its prefill, plus
-    overheads.
+    """A step takes the sum of its parts, by the machine's ``compute_curves``, and of ``Communication``, or at least the launch
+    of its prefill, plus overheads.
 
     matrix products    FLOPs of all weight matrices, at the rate for the step's FLOPs per byte of weights
     prefill attention  FLOPs of each chunk, at the rate for its query rows and context
@@ -128,6 +153,7 @@ class MeasuredParts(Steps):
     def __init__(self, model: ModelSpec, hardware: HardwareSpec) -> None:
         assert hardware.compute_curves is not None
         self.model, self.hardware, self.curves = model, hardware, hardware.compute_curves
+        self.communication = Communication(model, hardware)
         self._has_scan = model.is_hybrid and self.curves.scan is not None
         self._state_s = 2 * model.state_bytes / hardware.effective_memory_bytes_per_s
         self._product_flops = model.linear_flops_per_token - (model.recurrence_flops_per_token if self._has_scan else 0.0)
@@ -154,7 +180,7 @@ class MeasuredParts(Steps):
     def _constant_s(self, work: Work) -> float:
         """Return the seconds of the parts that are equal in every step of a leap."""
         attention_s = sum(self._attention_s(tokens, start) for tokens, start in work.chunks)
-        return self._products_s(work) + attention_s + self._recurrences_s(work)
+        return self._products_s(work) + attention_s + self._recurrences_s(work) + self.communication.step_s(work)
 
     def _recurrences_s(self, work: Work) -> float:
         if not self._has_scan:
