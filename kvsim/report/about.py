@@ -1,7 +1,7 @@
 """What ran: model, hardware, trace, policies and sizes, from a result's choices and configuration."""
 
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from kvsim.report.summary import capacity, objective_text
@@ -43,7 +43,7 @@ def about_run(result: RunRecord) -> list[tuple[str, str]]:
         ("trace", _joined(chosen.get("trace"), _path(config), _limits(config))),
         ("preset", chosen.get("preset", "")),
         ("policies", _joined(*(policies(chosen, _idle(result))))),
-        ("tiers", _joined(*(_tier(name, tier, result) for name, tier in result["tiers"].items()))),
+        ("tiers", _joined(*(_tier(name, tier, result) for name, tier in result.get("tiers", {}).items()))),
         ("objectives", objective_text(result["slo"]) if result.get("slo") else ""),
         ("also set", SEPARATOR.join(also_set(result))),
         ("seed", str(result["seed"])),
@@ -51,18 +51,28 @@ def about_run(result: RunRecord) -> list[tuple[str, str]]:
     return [(name, text) for name, text in pairs if text]
 
 
+def common(abouts: Sequence[Sequence[tuple[str, str]]]) -> list[tuple[str, str]]:
+    """Return the parts of descriptions that all runs share."""
+    pairs = []
+    for name, text in abouts[0]:
+        others = [dict(about).get(name, "").split(SEPARATOR) for about in abouts]
+        parts = [part for part in text.split(SEPARATOR) if all(part in other for other in others)]
+        pairs.append((name, SEPARATOR.join(parts)))
+    return [(name, text) for name, text in pairs if text]
+
+
 def _machine(name: str | None, result: RunRecord) -> list[str]:
     """Return the GPUs of an engine, such as ``8x h100``, how a model is divided among them, and how many engines there are."""
     config = result["config"]
     hardware, cluster = (config.get(key) if isinstance(config.get(key), Mapping) else {} for key in ("hardware", "cluster"))
-    gpus, engines = hardware.get("gpus") or 1, result.get("engines") or ()
-    is_clocked = result.get("command") == "simulate"
+    gpus, engines = hardware.get("gpus") or 1, _engines(result)
+    is_clocked = result.get("command") in ("simulate", "saturate")
     if not name or not isinstance(gpus, int):
         return [name or ""]
     parts = [f"{gpus}x {name}", f"TP{gpus}"] if gpus > 1 and is_clocked else [name]
-    if len(engines) > 1:
+    if engines > 1:
         apart = f" ({cluster['prefill']} prefill, {cluster['decode']} decode)" if cluster.get("prefill") else ""
-        parts.append(f"{len(engines)} engines{apart}")
+        parts.append(f"{engines} engines{apart}")
     return [*parts, "measured on hardware" if config.get("substrate") == "hardware" else ""]
 
 
@@ -82,10 +92,17 @@ def _is_shown(key: str) -> bool:
     )
 
 
+def _engines(result: RunRecord) -> int:
+    """Return how many engines there were; of a search, how many its configuration asks for."""
+    cluster = result["config"].get("cluster")
+    asked = cluster.get("engines") if isinstance(cluster, Mapping) else None
+    return len(result.get("engines") or ()) or (asked if isinstance(asked, int) else 1)
+
+
 def _idle(result: RunRecord) -> set[str]:
     """Return the families of policies that have nothing to decide in a run."""
-    idle = {"placement"} if len(result["tiers"]) < 2 else set()
-    return idle if len(result.get("engines", [])) > 1 else idle | {"routing"}
+    idle = {"placement"} if len(result.get("tiers") or result.get("capacity_bytes") or ()) < 2 else set()
+    return idle if _engines(result) > 1 else idle | {"routing"}
 
 
 def policies(chosen: Mapping[str, str], idle: Collection[str] = ()) -> list[str]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from kvsim.report.about import about_run
 from kvsim.report.figure import Picture
+from kvsim.report.headline import tiles, title_of, verdict
 from kvsim.report.pictures import phase_figure, pictures_of
 from kvsim.report.summary import MOST_ENGINES, Table, engine_table, facts, scope, shares, tables
 from kvsim.report.template import foot, render_page
@@ -25,10 +26,12 @@ def render(result: RunRecord, shared_script: str | None = None) -> str:
     engines = engine_table(result)
     return render_page(
         "run.html",
-        f"kvsim {result['command']}",
+        title_of(result),
         _pictures(result),
         shared_script=shared_script,
-        about=about_run(result),
+        verdict=verdict(result),
+        tiles=tiles(result),
+        about=[("command", f"kvsim {result['command']}"), *about_run(result)],
         warnings=result.get("warnings") or [],
         facts=[(name, text) for name, text in facts(result) if name not in BESIDE],
         shares=[(name, percent(share), look_of(name).colour) for name, share in shares(result)],

@@ -15,9 +15,11 @@ from kvsim.cli import main
 from kvsim.engine.outcome import Outcome
 from kvsim.report.comparison.compare import BEST, NEAR, TIE, Comparison, means_csv
 from kvsim.report.comparison.findings import answers
+from kvsim.report.comparison.head import tiles, title_of
 from kvsim.report.comparison.html import render_comparison
 from kvsim.report.comparison.pictures import binned, pictures_of
 from kvsim.report.comparison.pivot import pivots
+from kvsim.report.headline import Tile
 from kvsim.report.html import render
 from kvsim.results.fields import BY_KEY
 from kvsim.results.result import summarize
@@ -215,3 +217,11 @@ def test_the_pages_of_a_sweep_share_a_script_and_are_small(
     assert "Failed jobs" in page and "9 has no unit" in page and '<a href="0/report.html">0</a>' in page
     assert main(["report", "sweep", "output=alone.html"]) == 0
     assert "<script src" not in Path("alone.html").read_text() and "plotly.js v" in Path("alone.html").read_text()
+
+
+def test_the_head_names_the_best_values_and_their_runs(run: Maker) -> None:
+    comparison = Comparison([run("lru", 0.3), run("arc", 0.4), run("fifo", 0.4)])
+    assert title_of(comparison) == "synthetic: 3 runs by eviction"
+    [hit_rate] = tiles(comparison)
+    assert hit_rate == Tile("highest hit rate", "40.00%", "1: arc, 2: fifo")
+    assert tiles(Comparison([run("lru", 0.3), run("arc", 0.3)]))[0] == Tile("highest hit rate", "30.00%", "all are equal")
