@@ -1,9 +1,11 @@
 """The pictures of a run."""
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from kvsim.hardware.tier_kinds import ALWAYS
+from kvsim.report.axes import log_axis, seconds_text
 from kvsim.report.figure import GREY, Figure, Picture, Trace, laid_out, rounded
 from kvsim.report.summary import clock
 from kvsim.report.tier_looks import look_of
@@ -69,28 +71,8 @@ def _hit_figure(result: RunRecord) -> Figure | None:
         traces.append(line(x, hits["hit_rate"][tier], tier, colour, width=1) | stacked)
     if "known_rate" in hits:
         traces.append(line(x, hits["known_rate"], "KV in memory, with or without a state", "#d55e00", dash="dot"))
-    marks: dict[str, Any] = {}
-    if hits["counted_from"] is not None:
-        place = hits["counted_from"]
-        mark = {
-            "type": "line",
-            "x0": place,
-            "x1": place,
-            "y0": 0,
-            "y1": 1,
-            "yref": "paper",
-            "line": {"color": GREY, "dash": "dot"},
-        }
-        text = {
-            "x": place,
-            "y": 1,
-            "yref": "paper",
-            "yanchor": "top",
-            "xanchor": "left",
-            "showarrow": False,
-            "text": "warm-up ends",
-        }
-        marks = {"shapes": [mark], "annotations": [text]}
+    place = hits["counted_from"]
+    marks = {} if place is None else upright({"warm-up ends": place})
     x_title = "arrival (s)" if hits["axis"] == "arrival_s" else "request"
     return laid_out(traces, x_title, "hit tokens / prompt tokens", **marks)
 
@@ -99,9 +81,24 @@ def _ttft_figure(result: RunRecord) -> Figure | None:
     times = result["ttft_quantiles_s"]
     if not times:
         return None
-    axis = {"type": "log" if times[0] > 0 and times[-1] > 20 * times[0] else "linear"}
+    is_log = times[0] > 0 and times[-1] > 20 * times[0]
+    marks = {name: result["ttft_s"][name] for name in ("p50", "p99")}
+    marks["objective"] = (result.get("slo") or {}).get("ttft_s")
+    known = {name: at for name, at in marks.items() if at}
+    axis = log_axis([times[0], times[-1], *known.values()], seconds_text) if is_log else {"ticksuffix": " s"}
     trace = line(rounded(times), PERCENTILES, "requests", "#8c7ae6", width=2)
-    return laid_out([trace], "time to first token (s)", "requests at or below", x_axis=axis)
+    return laid_out([trace], "time to first token", "requests at or below", x_axis=axis, **upright(known, is_log))
+
+
+def upright(marks: dict[str, float], is_log: bool = False) -> dict[str, Any]:
+    """Return layout settings for dotted lines upright at these places, each with its name, at different heights."""
+    shapes, annotations = [], []
+    for number, (name, at) in enumerate(sorted(marks.items(), key=lambda mark: mark[1])):
+        dotted = {"color": GREY, "dash": "dot"}
+        shapes.append({"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper", "line": dotted})
+        place = {"x": math.log10(at) if is_log else at, "y": 1 - 0.08 * number, "yref": "paper", "yanchor": "top"}
+        annotations.append(place | {"xanchor": "right", "showarrow": False, "text": name})
+    return {"shapes": shapes, "annotations": annotations}
 
 
 def _link_figure(result: RunRecord) -> Figure | None:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from kvsim.files.writing import FileSet
 from kvsim.report.about import about_run, common
+from kvsim.report.axes import log_axis, seconds_text
 from kvsim.report.comparison.differing import differing, heading, settings_of
 from kvsim.report.figure import GREY, Figure, Picture, Styles, laid_out
 from kvsim.report.headline import Head, Tile, subject
@@ -165,7 +166,7 @@ def render_saturation(records: Sequence[Named], command_line: str | None = None,
     target, limit_s = first["slo"]["attainment"], first["slo"]["ttft_s"]
     pictures = [
         Picture("Attainment by rate", _figure(records, "attainment", "requests that meet the objectives", ".0%", target)),
-        Picture("Time to first token by rate", _figure(records, "ttft_s_p99", "99th percentile (s)", "~g", limit_s)),
+        Picture("Time to first token by rate", _figure(records, "ttft_s_p99", "99th percentile", "~g", limit_s)),
     ]
     reproduced = first | ({} if command_line is None else {"command_line": command_line})
     return render_page(
@@ -246,11 +247,10 @@ def _figure(records: Sequence[Named], key: str, title: str, y_format: str, limit
         for name, (_, record) in zip(names, records, strict=True)
     ]
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": limit, "y1": limit, "line": {"color": GREY, "dash": "dot"}}
-    axis = {"type": "log"} if key.endswith("_p99") else {}
-    return laid_out(
-        traces, "rate", title, y_format, x_axis={"type": "log"}, y_axis=axis,
-        shapes=[] if limit is None else [line],
-    )  # fmt: skip
+    rates, heights = ([run[name] for _, record in records for run in record["runs"]] for name in ("rate", key))
+    times = [height for height in (*heights, limit) if height]
+    axis = log_axis(times, seconds_text) if key.endswith("_p99") and times else {}
+    return laid_out(traces, "rate", title, y_format, x_axis=log_axis(rates), y_axis=axis, shapes=[] if limit is None else [line])
 
 
 def _named(key: str, value: str) -> str:

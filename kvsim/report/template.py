@@ -24,7 +24,7 @@ SHARED_SCRIPT = "plotly.min.js"
 """Name of the script in the folder of a sweep."""
 LONGEST_NAME = 60
 """Most characters of a name in a picture."""
-NUMBER = re.compile(r"[-+]?[\d.,]+ ?(%|[KMGT]?i?B)?( ± .*)?|-|unlimited|")
+NUMBER = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)? ?(%|[KMGT]?i?B)?( ± .*)?|-|unlimited|")
 """Cells of a column that is aligned to the right."""
 
 

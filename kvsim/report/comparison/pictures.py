@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvsim.engine.outcome import tiers_listed
+from kvsim.report.axes import log_axis, number_text, seconds_text
 from kvsim.report.comparison.axis import axis_key, axis_values, is_capacity
 from kvsim.report.comparison.compare import Comparison, by_hit_rate
 from kvsim.report.comparison.differing import heading
@@ -22,6 +23,8 @@ MOST_LABELS = 12
 """Most points with their names beside them; of more, those of the Pareto front have names."""
 BINS = 50
 PERCENT = ".3~p"
+NUMBER = ",.3~r"
+"""Format of three digits without an exponent: ``8,000``."""
 VERY_WIDE = 20.0
 """Measures that span at least this factor are drawn on a logarithmic axis."""
 
@@ -69,7 +72,7 @@ def _along_axis(comparison: Comparison) -> list[Picture]:
     key = axis_key(comparison)
     if key is None:
         return []
-    drawn = [("hit_rate", PERCENT), ("goodput_requests_per_s", ".3~s"), ("ttft_s_p99", ".3~g")]
+    drawn = [("hit_rate", PERCENT), ("goodput_requests_per_s", ".3~s"), ("ttft_s_p99", NUMBER)]
     known = {measure.key for measure in comparison.measures}
     measures = [(BY_KEY[measure], text) for measure, text in drawn if measure in known]
     return [_against(comparison, key, measure, text) for measure, text in measures if _differs(comparison, measure)]
@@ -98,11 +101,11 @@ def _against(comparison: Comparison, key: str, measure: Measure, y_format: str) 
         note = f"The bounds, at {rates}, lie outside of the picture: with them, differences between the lines could not be seen."
     if len(lines) > MOST_LINES:
         note += f" {len(lines) - MOST_LINES} lines are not drawn."
-    x_axis = value_axis(x_values, _size if is_capacity(key) else "{:g}".format)
+    x_axis = value_axis(x_values, _size if is_capacity(key) else number_text)
     title = f"{measure.title[0].upper()}{measure.title[1:]} by {heading(key)}"
     y_axis: dict[str, Any] = {"range": y_range, "rangemode": "normal"}
     if shown and 0 < VERY_WIDE * min(shown) <= max(shown):
-        y_axis = {"type": "log", "dtick": "D2", "rangemode": "normal"}
+        y_axis = log_axis(shown, seconds_text if measure.title.endswith("(s)") else number_text)
     return Picture(title, laid_out(traces, heading(key), measure.title, y_format, x_axis=x_axis, y_axis=y_axis, height=400), note)
 
 
@@ -223,9 +226,10 @@ def _ttft(comparison: Comparison, styles: Styles) -> Picture | None:
         }
         for place in places
     ]  # fmt: skip
-    figure = laid_out(
-        traces, "time to first token (s)", "requests at or below", x_axis={"type": "log"}, height=400, hovermode="closest"
-    )
+    quantiles = [comparison.cases[place].first["ttft_quantiles_s"] for place in places]
+    times = [time for each in quantiles for time in (each[0], each[-1])]
+    x_axis = log_axis(times, seconds_text) if min(times) > 0 else {"ticksuffix": " s"}
+    figure = laid_out(traces, "time to first token", "requests at or below", x_axis=x_axis, height=400, hovermode="closest")
     seed = "Each configuration by its first seed. " if comparison.has_seeds else ""
     return Picture("Time to first token", figure, f"{seed}{_left_out(comparison, places)}{_click(places)}")
 
@@ -271,7 +275,7 @@ def _pareto(comparison: Comparison, title: str, read: Any) -> Picture | None:
     figure = laid_out(
         [_front(sorted(optimal)), _labelled(best, comparison, "not beaten", "#d55e00", True),
          _labelled(others, comparison, "beaten in both", "#3d8fd1", len(points) <= MOST_LABELS)],
-        title, measure.title, ".3~g" if has_clock else PERCENT, x_axis=value_axis((x for x, *_ in points), _size),
+        title, measure.title, NUMBER if has_clock else PERCENT, x_axis=value_axis((x for x, *_ in points), _size),
         y_axis={"range": fitted_range([y for _, y, _ in points], room=0.15)[0], "rangemode": "normal"}, height=420,
         hovermode="closest",
     )  # fmt: skip

@@ -14,6 +14,23 @@
     return figure.layout.showlegend && names.length > 1 ? Math.ceil(names.length / columns) : 0;
   }
 
+  // Of ticks with texts of their own, those stay that have room at this size.
+  function thinned(axis, length, isHeight) {
+    if (!axis || !axis.ticktext || axis.ticktext.length < 2) return axis;
+    const at = axis.tickvals.map(value => axis.type === "log" ? Math.log10(value) : value);
+    const [low, high] = axis.range || [Math.min(...at), Math.max(...at)];
+    const need = isHeight ? 18 : 8 * Math.max(...axis.ticktext.map(text => text.length)) + 8;
+    let last = -Infinity;
+    const stays = at.map(place => {
+      const pixels = (place - low) / (high - low) * length;
+      if (pixels - last < need) return false;
+      last = pixels;
+      return true;
+    });
+    const kept = values => values.filter((_, number) => stays[number]);
+    return Object.assign({}, axis, {tickvals: kept(axis.tickvals), ticktext: kept(axis.ticktext)});
+  }
+
   function fitted(figure, width) {
     const rows = legendRows(figure, width), narrow = width < 600;
     const layout = Object.assign({}, figure.layout);
@@ -21,6 +38,8 @@
     layout.font = Object.assign({}, layout.font, narrow ? {size: 11} : {});
     layout.margin = Object.assign({}, layout.margin, {b: 50 + (layout.margin.b || 0) + (rows ? 16 + 19 * rows : 0)});
     if (rows) layout.legend = Object.assign({}, layout.legend, {y: -(58 + (figure.layout.margin.b || 0)) / (layout.height - layout.margin.b - layout.margin.t), yanchor: "top"});
+    layout.xaxis = thinned(layout.xaxis, width - layout.margin.l - layout.margin.r, false);
+    layout.yaxis = thinned(layout.yaxis, layout.height - layout.margin.b - layout.margin.t, true);
     return layout;
   }
 
