@@ -1,6 +1,6 @@
 """The pictures of a comparison."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kvsim.engine.outcome import tiers_listed
@@ -20,7 +20,9 @@ MOST_LINES = 24
 """Most cases in one line chart; of more, those with the highest hit rates are drawn."""
 MOST_BARS = 40
 MOST_LABELS = 12
-"""Most points with their names beside them; of more, those of the Pareto front have names."""
+"""Most points with their names beside them."""
+MARKED = "#d1495b"
+"""Colour of what no other beats, as in the Pareto set of a sweep."""
 BINS = 50
 PERCENT = ".3~p"
 NUMBER = ",.3~r"
@@ -273,13 +275,14 @@ def _pareto(comparison: Comparison, title: str, read: Any) -> Picture | None:
     best = [point for point in points if point[:2] in optimal]
     others = [point for point in points if point[:2] not in optimal]
     figure = laid_out(
-        [_front(sorted(optimal)), _labelled(best, comparison, "not beaten", "#d55e00", True),
-         _labelled(others, comparison, "beaten in both", "#3d8fd1", len(points) <= MOST_LABELS)],
+        [_front(sorted(optimal)), _labelled(best, comparison, "not beaten", MARKED, _named(best, comparison)),
+         _labelled(others, comparison, "beaten", GREY, {})],
         title, measure.title, NUMBER if has_clock else PERCENT, x_axis=value_axis((x for x, *_ in points), _size),
         y_axis={"range": fitted_range([y for _, y, _ in points], room=0.15)[0], "rangemode": "normal"}, height=420,
         hovermode="closest",
     )  # fmt: skip
-    return Picture(f"{measure.title} by {title}", figure, "Points not beaten: no other is as good in both and better in one.")
+    note = "Named: the points that no other beats, being as good in both and better in one. Point at others to see their names."
+    return Picture(f"{measure.title} by {title}", figure, note)
 
 
 def _front(points: list[tuple[float, float]]) -> Trace:
@@ -290,16 +293,35 @@ def _front(points: list[tuple[float, float]]) -> Trace:
 
 
 def _labelled(
-    points: Iterable[tuple[float, float, int]], comparison: Comparison, name: str, colour: str, is_named: bool
+    points: Sequence[tuple[float, float, int]], comparison: Comparison, name: str, colour: str, labels: dict[int, tuple[str, str]]
 ) -> Trace:
-    known = list(points)
+    """Return points; those of cases with ``labels``, texts and where they stand, are named, others where one points at them."""
+    texts = [labels.get(place, ("", "top right")) for *_, place in points]
     return {
-        "type": "scatter", "mode": "markers+text" if is_named else "markers", "name": name, "x": [x for x, *_ in known],
-        "y": rounded(y for _, y, _ in known), "text": [comparison.name_without(place, ("seed",)) for *_, place in known],
-        "textposition": "top center", "textfont": {"size": 11}, "cliponaxis": False,
-        "hovertext": [comparison.label(place) for *_, place in known], "marker": {"color": colour, "size": 8},
-        "showlegend": bool(known),
+        "type": "scatter", "mode": "markers+text" if labels else "markers", "name": name, "x": [x for x, *_ in points],
+        "y": rounded(y for _, y, _ in points), "text": [text for text, _ in texts],
+        "textposition": [side for _, side in texts], "textfont": {"size": 11}, "cliponaxis": False, "hoverinfo": "text+x+y",
+        "hovertext": [comparison.label(place) for *_, place in points], "marker": {"color": colour, "size": 8},
+        "showlegend": bool(points),
     }  # fmt: skip
+
+
+def _named(points: Sequence[tuple[float, float, int]], comparison: Comparison) -> dict[int, tuple[str, str]]:
+    """Return the text of cases and where it stands beside their points: one for those that share a point.
+
+    Texts begin at points of the left half and end at those of the right half, so that they stay inside of the picture, in turns
+    above and below, so that they stay off their neighbours'.
+    """
+    shared: dict[tuple[float, float], list[int]] = {}
+    for x, y, place in points:
+        shared.setdefault((x, y), []).append(place)
+    middle = (min(points)[0] * max(points)[0]) ** 0.5
+    found = {}
+    for number, ((x, _), places) in enumerate(sorted(shared.items())[:MOST_LABELS]):
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        side = f"{'bottom' if number % 2 else 'top'} {'right' if x <= middle else 'left'}"
+        found[places[0]] = comparison.name_without(places[0], ("seed",)) + more, side
+    return found
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -225,3 +225,16 @@ def test_the_head_names_the_best_values_and_their_runs(run: Maker) -> None:
     [hit_rate] = tiles(comparison)
     assert hit_rate == Tile("highest hit rate", "40.00%", "1: arc, 2: fifo")
     assert tiles(Comparison([run("lru", 0.3), run("arc", 0.3)]))[0] == Tile("highest hit rate", "30.00%", "all are equal")
+
+
+def test_only_unbeaten_points_are_named_and_those_at_one_place_once(run: Maker) -> None:
+    """A trade of memory for hits: 4 and 8 pages are unbeaten, and at 8 pages lru and arc are the same point."""
+    runs = [run("lru", 0.3, 4), run("lru", 0.5, 8), run("arc", 0.5, 8), run("arc", 0.2, 4), run("fifo", 0.4, 8)]
+    for each in runs:
+        assert each.result is not None
+        each.result["ttft_s"] = {"mean": 1.0, "p50": 1.0, "p90": 1.0, "p99": 1.0 - each.result["hit_rate"]}
+    figure = figures_of(runs)["TTFT p99 (s) by total capacity of all tiers"]
+    _, best, others = figure["data"]
+    assert best["text"] == ["gpu 4pages lru", "gpu 8pages lru and 1 more", ""]
+    assert best["textposition"][:2] == ["top right", "bottom left"]
+    assert others["mode"] == "markers" and others["hovertext"] == ["3: gpu 4pages arc", "4: gpu 8pages fifo"]
