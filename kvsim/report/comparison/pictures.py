@@ -8,6 +8,7 @@ from kvsim.report.axes import log_axis, number_text, seconds_text
 from kvsim.report.comparison.axis import axis_key, axis_values, is_capacity
 from kvsim.report.comparison.compare import Comparison, by_hit_rate
 from kvsim.report.comparison.differing import heading
+from kvsim.report.comparison.lines import AT_FIRST, LineStyles, choosable, shown_first
 from kvsim.report.figure import GREY, Picture, Styles, Trace, fitted_range, laid_out, rounded, value_axis
 from kvsim.report.pictures import LINK_COLOURS, PERCENTILES, SHARE, phase_figure
 from kvsim.report.tier_looks import look_of
@@ -33,7 +34,7 @@ VERY_WIDE = 20.0
 
 def pictures_of(comparison: Comparison) -> list[Picture]:
     """Return the pictures that show a difference."""
-    styles = Styles(comparison.label(place) for place in range(len(comparison.cases)))
+    styles = LineStyles(comparison)
     pictures = [
         *_along_axis(comparison),
         *_dots(comparison),
@@ -53,8 +54,14 @@ def _best(comparison: Comparison, most: int) -> list[int]:
     return sorted(by_hit_rate(comparison)[:most])
 
 
-def _click(places: Sequence[int]) -> str:
+def _click(places: Sequence[int], shown: set[int]) -> str:
+    if len(shown) < len(places):
+        return f" {AT_FIRST}"
     return " Click a name to hide its line, double-click to see it alone." if len(places) > 1 else ""
+
+
+def _chosen(places: Sequence[int], shown: set[int], traces: Sequence[Trace]) -> list[Trace]:
+    return choosable(traces, [place in shown for place in places])
 
 
 def _size(n_bytes: float) -> str:
@@ -178,7 +185,7 @@ def _dots(comparison: Comparison) -> list[Picture]:
 # --- over the run and over the requests ----------------------------------------------------------------------------------
 
 
-def _time(comparison: Comparison, styles: Styles) -> Picture | None:
+def _time(comparison: Comparison, styles: LineStyles) -> Picture | None:
     """Draw the hit rates of all cases over the run, each case by its first seed."""
     places = [place for place in _best(comparison, MOST_LINES) if comparison.cases[place].first["timeline"]["hits"]["edges"]]
     if not places or len(comparison.cases) - len(comparison.identical()) < 1:
@@ -189,16 +196,19 @@ def _time(comparison: Comparison, styles: Styles) -> Picture | None:
         x, y = binned(comparison.cases[place].first["timeline"]["hits"])
         name = comparison.label(place)
         rates += y
-        traces.append({"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, "line": styles.line(name, 1.5)})
+        traces.append({"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, "line": styles.line(place)})
     axes = {comparison.cases[place].first["timeline"]["hits"]["axis"] for place in places}
     x_title = {("arrival_s",): "arrival (s)", ("request",): "request"}.get(tuple(axes), "arrival (s), or request without a clock")
     y_range, _ = fitted_range(rates)
+    first = shown_first(comparison, places, BY_KEY["hit_rate"])
     figure = laid_out(
-        traces, x_title, "hit tokens / prompt tokens", PERCENT, y_axis={"range": [max(0.0, y_range[0]), min(1.0, y_range[1])]},
-        height=400, hovermode="closest",
+        _chosen(places, first, traces), x_title, "hit tokens / prompt tokens", PERCENT,
+        y_axis={"range": [max(0.0, y_range[0]), min(1.0, y_range[1])]}, height=400, hovermode="closest",
     )  # fmt: skip
     seed = "Each configuration by its first seed. " if comparison.has_seeds else ""
-    note = f"Equal numbers of requests in each of up to {BINS} steps. {seed}{_left_out(comparison, places)}{_click(places)}"
+    note = (
+        f"Equal numbers of requests in each of up to {BINS} steps. {seed}{_left_out(comparison, places)}{_click(places, first)}"
+    )
     return Picture("Hit rate over the run", figure, note)
 
 
@@ -217,23 +227,25 @@ def binned(hits: dict[str, Any]) -> tuple[list[float], list[float]]:
     return x, y
 
 
-def _ttft(comparison: Comparison, styles: Styles) -> Picture | None:
+def _ttft(comparison: Comparison, styles: LineStyles) -> Picture | None:
     places = [place for place in _best(comparison, MOST_LINES) if comparison.cases[place].first["ttft_quantiles_s"]]
     if not places:
         return None
     traces = [
         {
             "type": "scatter", "mode": "lines", "name": comparison.label(place), "y": PERCENTILES,
-            "x": rounded(comparison.cases[place].first["ttft_quantiles_s"]), "line": styles.line(comparison.label(place), 1.5),
+            "x": rounded(comparison.cases[place].first["ttft_quantiles_s"]), "line": styles.line(place),
         }
         for place in places
     ]  # fmt: skip
     quantiles = [comparison.cases[place].first["ttft_quantiles_s"] for place in places]
     times = [time for each in quantiles for time in (each[0], each[-1])]
     x_axis = log_axis(times, seconds_text) if min(times) > 0 else {"ticksuffix": " s"}
-    figure = laid_out(traces, "time to first token", "requests at or below", x_axis=x_axis, height=400, hovermode="closest")
+    first = shown_first(comparison, places, BY_KEY["ttft_s_p99"])
+    drawn = _chosen(places, first, traces)
+    figure = laid_out(drawn, "time to first token", "requests at or below", x_axis=x_axis, height=400, hovermode="closest")
     seed = "Each configuration by its first seed. " if comparison.has_seeds else ""
-    return Picture("Time to first token", figure, f"{seed}{_left_out(comparison, places)}{_click(places)}")
+    return Picture("Time to first token", figure, f"{seed}{_left_out(comparison, places)}{_click(places, first)}".strip())
 
 
 def _phases(comparison: Comparison) -> Picture | None:

@@ -8,7 +8,7 @@
 
   // A legend below the picture needs as many rows as its names take at this width.
   function legendRows(figure, width) {
-    const names = figure.data.filter(trace => trace.showlegend !== false && trace.name).map(trace => trace.name);
+    const names = figure.data.filter(trace => trace.showlegend !== false && trace.visible !== false && trace.name).map(trace => trace.name);
     const longest = Math.max(0, ...names.map(name => name.length));
     const columns = Math.max(1, Math.floor((width - 60) / (longest * 7.2 + 50)));
     return figure.layout.showlegend && names.length > 1 ? Math.ceil(names.length / columns) : 0;
@@ -43,6 +43,29 @@
     return layout;
   }
 
+  // Lines that are hidden at first have a button each below the picture, so that the legend holds what is drawn.
+  function choose(div, figure) {
+    const hidden = figure.data.map((trace, number) => number).filter(number => figure.data[number].visible === false);
+    if (!hidden.length) return;
+    const chooser = document.createElement("details");
+    chooser.className = "chooser";
+    chooser.append(Object.assign(document.createElement("summary"), {textContent: hidden.length + " more lines"}));
+    for (const number of hidden) {
+      const trace = figure.data[number], button = document.createElement("button");
+      button.type = "button";
+      button.innerHTML = trace.name;  // plotly's text, in which no name is markup
+      button.style.borderColor = trace.line.color;
+      button.setAttribute("aria-pressed", "false");
+      button.addEventListener("click", () => {
+        trace.visible = !trace.visible;
+        button.setAttribute("aria-pressed", String(trace.visible));
+        Plotly.react(div, figure.data, fitted(figure, div.clientWidth || 600), {displaylogo: false, displayModeBar: false});
+      });
+      chooser.append(button);
+    }
+    div.after(chooser);
+  }
+
   const drawn = [];
   function draw() {
     for (const div of document.querySelectorAll(".plotly-graph-div")) {
@@ -55,6 +78,7 @@
       const width = div.clientWidth || 600;
       Plotly.newPlot(div, figure.data, fitted(figure, width), {displaylogo: false, displayModeBar: false});
       drawn.push([div, figure, width]);
+      choose(div, figure);
     }
   }
 

@@ -238,3 +238,18 @@ def test_only_unbeaten_points_are_named_and_those_at_one_place_once(run: Maker) 
     assert best["text"] == ["gpu 4pages lru", "gpu 8pages lru and 1 more", ""]
     assert best["textposition"][:2] == ["top right", "bottom left"]
     assert others["mode"] == "markers" and others["hovertext"] == ["3: gpu 4pages arc", "4: gpu 8pages fifo"]
+
+
+def test_a_colour_is_a_policy_and_a_dash_a_capacity_and_few_lines_show_at_first(run: Maker) -> None:
+    rates = {"lru": 0.2, "slru": 0.3, "lfu": 0.4}
+    runs = [run(policy, rate + pages / 100, pages) for policy, rate in rates.items() for pages in (4, 8)]
+    lines = {trace["name"]: trace for trace in figures_of(runs)["Hit rate over the run"]["data"]}
+    assert lines["0: gpu 4pages lru"]["line"]["color"] == lines["1: gpu 8pages lru"]["line"]["color"]
+    assert lines["0: gpu 4pages lru"]["line"]["dash"] == lines["4: gpu 4pages lfu"]["line"]["dash"] == "solid"
+    assert lines["1: gpu 8pages lru"]["line"]["dash"] == "dash"
+    shown = {name for name, trace in lines.items() if trace.get("visible", True)}
+    assert shown == {"5: gpu 8pages lfu", "0: gpu 4pages lru", "1: gpu 8pages lru"}, (
+        "the best, the worst, and LRU beside the best"
+    )
+    few = figures_of(runs[:3])["Hit rate over the run"]["data"]
+    assert all("visible" not in trace for trace in few)
