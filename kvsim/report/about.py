@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from kvsim.report.shown_paths import setting_without_folders, without_folders
 from kvsim.report.summary import capacity, objective_text
 from kvsim.results.chosen_names import package
 from kvsim.results.rates import count, size
@@ -79,7 +80,7 @@ def _machine(name: str | None, result: RunRecord) -> list[str]:
 def also_set(result: RunRecord) -> list[str]:
     """Return what the run's command line sets and no other line of the description shows."""
     words = [word for word in shlex.split(result.get("command_line") or "") if "=" in word and not word.startswith("-")]
-    return [word for word in words if not _is_shown(word.lstrip("+~").partition("=")[0])]
+    return [setting_without_folders(word) for word in words if not _is_shown(word.lstrip("+~").partition("=")[0])]
 
 
 def _is_shown(key: str) -> bool:
@@ -122,7 +123,7 @@ def _joined(*texts: str | None) -> str:
 def _path(config: Mapping[str, Any]) -> str:
     trace = config.get("trace")
     found = (trace.get("path") or trace.get("name") or "") if isinstance(trace, Mapping) else ""
-    return str(found)
+    return without_folders(str(found))
 
 
 def _limits(config: Mapping[str, Any]) -> str:

@@ -43,7 +43,12 @@ window.addEventListener("load", () => setTimeout(() => {
     const legend = plot.querySelector(".legend .bg"), area = plot.querySelector(".nsewdrag");
     if (legend && area && legend.getBoundingClientRect().height > area.getBoundingClientRect().height) tallLegends.push(plot.id);
   }
+  const copy = document.querySelector(".copy");
+  Object.defineProperty(navigator, "clipboard", {value: {writeText: text => { window.copied = text; }}});
+  copy.click();
   told.textContent = JSON.stringify({
+    copied: window.copied,
+    isCopyShown: copy.offsetHeight > 0,
     heard: heard,
     onOthers: onOthers,
     tallLegends: tallLegends,
@@ -145,6 +150,7 @@ def test_a_page_asks_for_nothing_complains_of_nothing_and_fits(which: int, width
     assert told["heard"] == []
     assert told["requests"] == []  # the browser does not count scripts read from files
     assert told["plots"] > 0
+    assert told["isCopyShown"] and told["copied"].startswith("kvsim "), "the command that reproduces the page"
     assert told["onOthers"] == [], "labels of an axis that lie on others"
     assert told["tallLegends"] == [], "legends that are taller than their plots"
     assert (told["choosers"] > 0) is (which == 1), "of six runs, some lines are drawn when they are chosen"

@@ -15,8 +15,9 @@ from kvsim.report.comparison.pareto import Front, front_of
 from kvsim.report.comparison.pictures import pictures_of
 from kvsim.report.comparison.pivot import pivots
 from kvsim.report.figure import Picture
+from kvsim.report.shown_paths import setting_without_folders, shown_command
 from kvsim.report.summary import Table, settings
-from kvsim.report.template import Foot, render_page, versions
+from kvsim.report.template import Foot, path_note, render_page, versions
 from kvsim.results.rates import count, digits
 from kvsim.results.result import RunRecord
 from kvsim.results.runs import Run
@@ -229,9 +230,10 @@ def _foot(comparison: Comparison, command_line: str) -> Foot:
     """Return how to reproduce the runs: this command, each run's command, and the shared settings."""
     flat = [settings(result["config"]) for result in comparison.results]
     others = [set(lines) for lines in flat[1:]]
-    shared = [line for line in flat[0] if all(line in lines for lines in others)]
+    shared = [setting_without_folders(line) for line in flat[0] if all(line in lines for lines in others)]
     each = [
-        f"{run.name}: {result.get('command_line', '')}" for run, result in zip(comparison.runs, comparison.results, strict=True)
+        f"{run.name}: {shown_command(result.get('command_line') or '')}"
+        for run, result in zip(comparison.runs, comparison.results, strict=True)
     ]
     details = [("Command of each run", "\n".join(each)), ("Settings shared by all runs", "\n".join(shared))]
-    return Foot(command_line, details, f"{versions(comparison.results[0])}.")
+    return Foot(shown_command(command_line), details, f"{versions(comparison.results[0])}.", path_note(command_line))

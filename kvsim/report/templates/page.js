@@ -113,7 +113,24 @@
     });
   }
 
+  // Without the clipboard, which some browsers keep from pages that are files, the command is selected and copied as by hand.
+  function copyable(button) {
+    const command = button.parentElement.querySelector("pre");
+    button.hidden = false;
+    button.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(command.textContent);
+      } catch {
+        getSelection().selectAllChildren(command);
+        document.execCommand("copy");
+      }
+      button.textContent = "Copied";
+      setTimeout(() => { button.textContent = "Copy"; }, 2000);
+    });
+  }
+
   draw();
+  document.querySelectorAll(".copy").forEach(copyable);
   document.querySelectorAll("table.sortable").forEach(sortable);
   addEventListener("resize", resize);
   addEventListener("beforeprint", resize);
