@@ -52,6 +52,11 @@ window.addEventListener("load", () => setTimeout(() => {
     heard: heard,
     onOthers: onOthers,
     tallLegends: tallLegends,
+    firstMoves: [...document.querySelectorAll(".wide")].filter(wide => wide.scrollWidth > wide.clientWidth).map(wide => {
+      const cell = wide.querySelector("tbody td"), before = cell.getBoundingClientRect().left;
+      wide.scrollLeft = 80;
+      return Math.round(cell.getBoundingClientRect().left - before);
+    }),
     choosers: document.querySelectorAll(".chooser button").length,
     requests: performance.getEntriesByType("resource").map(entry => entry.name).filter(name => !/^(data|blob):/.test(name)),
     width: document.documentElement.scrollWidth,
@@ -151,6 +156,8 @@ def test_a_page_asks_for_nothing_complains_of_nothing_and_fits(which: int, width
     assert told["requests"] == []  # the browser does not count scripts read from files
     assert told["plots"] > 0
     assert told["isCopyShown"] and told["copied"].startswith("kvsim "), "the command that reproduces the page"
+    assert not any(told["firstMoves"]), "first columns stay in sight where a table scrolls"
+    assert told["firstMoves"] or (which, width) != (1, 400), "the table of runs is wider than a phone"
     assert told["onOthers"] == [], "labels of an axis that lie on others"
     assert told["tallLegends"] == [], "legends that are taller than their plots"
     assert (told["choosers"] > 0) is (which == 1), "of six runs, some lines are drawn when they are chosen"
