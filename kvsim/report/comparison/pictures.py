@@ -9,9 +9,8 @@ from kvsim.report.comparison.axis import axis_key, axis_values, is_capacity
 from kvsim.report.comparison.compare import Comparison, by_hit_rate
 from kvsim.report.comparison.differing import heading
 from kvsim.report.comparison.lines import AT_FIRST, LineStyles, choosable, shown_first
-from kvsim.report.figure import GREY, Picture, Styles, Trace, fitted_range, laid_out, rounded, value_axis
-from kvsim.report.pictures import LINK_COLOURS, PERCENTILES, SHARE, phase_figure
-from kvsim.report.tier_looks import look_of
+from kvsim.report.figure import GREY, NEUTRAL, RAMP, Picture, Styles, Trace, fitted_range, laid_out, rounded, value_axis
+from kvsim.report.pictures import PERCENTILES, SHARE, phase_figure
 from kvsim.results.fields import BY_KEY
 from kvsim.results.measures import Measure, memory_bytes, moved_bytes
 from kvsim.results.rates import size
@@ -170,7 +169,7 @@ def _dots(comparison: Comparison) -> list[Picture]:
     ordered = sorted(means, key=lambda place: -means[place].mean)
     trace: Trace = {
         "type": "scatter", "mode": "markers", "x": rounded((means[place].mean for place in ordered), 5),
-        "y": [comparison.label(place) for place in ordered], "marker": {"color": "#3d8fd1", "size": 9}, "name": "hit rate",
+        "y": [comparison.label(place) for place in ordered], "marker": {"color": NEUTRAL, "size": 9}, "name": "hit rate",
         "error_x": {"type": "data", "array": rounded((means[place].half_width or 0.0 for place in ordered), 3), "thickness": 1.2},
     }  # fmt: skip
     x_range, _ = fitted_range([mean.mean for mean in means.values()])
@@ -352,7 +351,7 @@ def _occupancy(comparison: Comparison) -> Picture | None:
     """Draw the peak use of each tier as a share of its capacity; unlimited tiers are left out."""
     tiers = tiers_listed(tier for case in comparison.cases for tier in case.first["tiers"])
     shares = {tier: [_peak_share(case.first, tier) for case in comparison.cases] for tier in tiers}
-    return _bars(comparison, "Peak use of tiers", shares, {tier: look_of(tier).colour for tier in tiers}, "peak use / capacity")
+    return _bars(comparison, "Peak use of tiers", shares, "peak use / capacity")
 
 
 def _peak_share(result: RunRecord, tier: str) -> float | None:
@@ -363,12 +362,10 @@ def _peak_share(result: RunRecord, tier: str) -> float | None:
 def _links(comparison: Comparison) -> Picture | None:
     names = dict.fromkeys(name for case in comparison.cases for name in case.first["links"])
     use = {name: [(case.first["links"].get(name) or {}).get("utilization") for case in comparison.cases] for name in names}
-    return _bars(comparison, "Link use", use, dict(zip(names, LINK_COLOURS * len(names), strict=False)), "busy time / total time")
+    return _bars(comparison, "Link use", use, "busy time / total time")
 
 
-def _bars(
-    comparison: Comparison, title: str, shares: dict[str, list[float | None]], colours: dict[str, str], y_title: str
-) -> Picture | None:
+def _bars(comparison: Comparison, title: str, shares: dict[str, list[float | None]], y_title: str) -> Picture | None:
     """Draw bars for each case; None where all bars are equal, or all are 0."""
     drawn = {name: values for name, values in shares.items() if any(values)}
     if not drawn or all(len({value for value in values if value is not None}) < 2 for values in drawn.values()):
@@ -378,9 +375,9 @@ def _bars(
     traces = [
         {
             "type": "bar", "name": name, "x": names, "y": rounded(values[place] for place in places),
-            "marker": {"color": colours[name]}, "hovertext": [comparison.label(place) for place in places],
+            "marker": {"color": RAMP[number % len(RAMP)]}, "hovertext": [comparison.label(place) for place in places],
         }
-        for name, values in drawn.items()
+        for number, (name, values) in enumerate(drawn.items())
     ]  # fmt: skip
     figure = laid_out(
         traces,
