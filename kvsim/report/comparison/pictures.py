@@ -286,8 +286,8 @@ def _pareto(comparison: Comparison, title: str, read: Any) -> Picture | None:
     best = [point for point in points if point[:2] in optimal]
     others = [point for point in points if point[:2] not in optimal]
     figure = laid_out(
-        [_front(sorted(optimal)), _labelled(best, comparison, "not beaten", MARKED, _named(best, comparison)),
-         _labelled(others, comparison, "beaten", GREY, {})],
+        [_front(sorted(optimal)), _labelled(others, comparison, "beaten", GREY, {}),
+         _labelled(best, comparison, "not beaten", MARKED, _named(best, comparison))],
         title, measure.title, NUMBER if has_clock else PERCENT, x_axis=value_axis((x for x, *_ in points), _size),
         y_axis={"range": fitted_range([y for _, y, _ in points], room=0.15)[0], "rangemode": "normal"}, height=420,
         hovermode="closest",

@@ -233,7 +233,7 @@ def test_only_unbeaten_points_are_named_and_those_at_one_place_once(run: Maker) 
         assert each.result is not None
         each.result["ttft_s"] = {"mean": 1.0, "p50": 1.0, "p90": 1.0, "p99": 1.0 - each.result["hit_rate"]}
     figure = figures_of(runs)["TTFT p99 (s) by total capacity of all tiers"]
-    _, best, others = figure["data"]
+    _, others, best = figure["data"]  # drawn in this order, so that no beaten point covers one that is not
     assert best["text"] == ["gpu 4pages lru", "gpu 8pages lru and 1 more", ""]
     assert best["textposition"][:2] == ["top right", "bottom left"]
     assert others["mode"] == "markers" and others["hovertext"] == ["3: gpu 4pages arc", "4: gpu 8pages fifo"]
