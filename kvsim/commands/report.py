@@ -39,16 +39,20 @@ def write_report(folders: list[Path], target: Path, command_line: str) -> None:
     from kvsim.report.comparison.compare import print_comparison
     from kvsim.report.comparison.html import render_comparison
     from kvsim.report.folder import prepare_folder
+    from kvsim.report.shown_paths import shortest, shown_place
     from kvsim.results.runs import read_runs
     from kvsim.sweeps.bounds import add_bounds
 
     runs = read_runs(folders)
     if not any(run.result for run in runs):
         raise UsageError(f"{', '.join(map(str, folders))}: no result.json there or one folder below")
+    names = shortest(run.name for run in runs)
+    for run in runs:
+        run.name = names[run.name]
     prepare_folder(target.parent)
     add_bounds(runs)
     with replacing(target) as file:
         file.write(render_comparison(runs, command_line, folder=target.parent).encode())
     console = Console()
     print_comparison(runs, console)
-    console.print(f"\n{target}", highlight=False)
+    console.print(f"\n{shown_place(target)}", highlight=False)

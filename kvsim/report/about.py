@@ -1,9 +1,10 @@
 """What ran: model, hardware, trace, policies and sizes, from a result's choices and configuration."""
 
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from kvsim.report.shown_paths import setting_without_folders, without_folders
 from kvsim.report.summary import capacity, objective_text
 from kvsim.results.chosen_names import package
 from kvsim.results.rates import count, size
@@ -43,11 +44,21 @@ def about_run(result: RunRecord) -> list[tuple[str, str]]:
         ("trace", _joined(chosen.get("trace"), _path(config), _limits(config))),
         ("preset", chosen.get("preset", "")),
         ("policies", _joined(*(policies(chosen, _idle(result))))),
-        ("tiers", _joined(*(_tier(name, tier, result) for name, tier in result["tiers"].items()))),
+        ("tiers", _joined(*(_tier(name, tier, result) for name, tier in result.get("tiers", {}).items()))),
         ("objectives", objective_text(result["slo"]) if result.get("slo") else ""),
         ("also set", SEPARATOR.join(also_set(result))),
         ("seed", str(result["seed"])),
     ]
+    return [(name, text) for name, text in pairs if text]
+
+
+def common(abouts: Sequence[Sequence[tuple[str, str]]]) -> list[tuple[str, str]]:
+    """Return the parts of descriptions that all runs share."""
+    pairs = []
+    for name, text in abouts[0]:
+        others = [dict(about).get(name, "").split(SEPARATOR) for about in abouts]
+        parts = [part for part in text.split(SEPARATOR) if all(part in other for other in others)]
+        pairs.append((name, SEPARATOR.join(parts)))
     return [(name, text) for name, text in pairs if text]
 
 
@@ -57,21 +68,21 @@ def _machine(chosen: Mapping[str, str], result: RunRecord) -> list[str]:
     name, devices = chosen.get("hardware"), [chosen[kind] for kind in ("drive", "network") if kind in chosen]
     config = result["config"]
     hardware, cluster = (config.get(key) if isinstance(config.get(key), Mapping) else {} for key in ("hardware", "cluster"))
-    gpus, engines = hardware.get("gpus") or 1, result.get("engines") or ()
-    is_clocked = result.get("command") == "simulate"
+    gpus, engines = hardware.get("gpus") or 1, _engines(result)
+    is_clocked = result.get("command") in ("simulate", "saturate")
     if not name or not isinstance(gpus, int):
         return [name or "", *devices]
     parts = [f"{gpus}x {name}", f"TP{gpus}"] if gpus > 1 and is_clocked else [name]
-    if len(engines) > 1:
+    if engines > 1:
         apart = f" ({cluster['prefill']} prefill, {cluster['decode']} decode)" if cluster.get("prefill") else ""
-        parts.append(f"{len(engines)} engines{apart}")
+        parts.append(f"{engines} engines{apart}")
     return [*parts, *devices, "measured on hardware" if config.get("substrate") == "hardware" else ""]
 
 
 def also_set(result: RunRecord) -> list[str]:
     """Return what the run's command line sets and no other line of the description shows."""
     words = [word for word in shlex.split(result.get("command_line") or "") if "=" in word and not word.startswith("-")]
-    return [word for word in words if not _is_shown(word.lstrip("+~").partition("=")[0])]
+    return [setting_without_folders(word) for word in words if not _is_shown(word.lstrip("+~").partition("=")[0])]
 
 
 def _is_shown(key: str) -> bool:
@@ -84,10 +95,17 @@ def _is_shown(key: str) -> bool:
     )
 
 
+def _engines(result: RunRecord) -> int:
+    """Return how many engines there were; of a search, how many its configuration asks for."""
+    cluster = result["config"].get("cluster")
+    asked = cluster.get("engines") if isinstance(cluster, Mapping) else None
+    return len(result.get("engines") or ()) or (asked if isinstance(asked, int) else 1)
+
+
 def _idle(result: RunRecord) -> set[str]:
     """Return the families of policies that have nothing to decide in a run."""
-    idle = {"placement"} if len(result["tiers"]) < 2 else set()
-    return idle if len(result.get("engines", [])) > 1 else idle | {"routing"}
+    idle = {"placement"} if len(result.get("tiers") or result.get("capacity_bytes") or ()) < 2 else set()
+    return idle if _engines(result) > 1 else idle | {"routing"}
 
 
 def policies(chosen: Mapping[str, str], idle: Collection[str] = ()) -> list[str]:
@@ -107,7 +125,7 @@ def _joined(*texts: str | None) -> str:
 def _path(config: Mapping[str, Any]) -> str:
     trace = config.get("trace")
     found = (trace.get("path") or trace.get("name") or "") if isinstance(trace, Mapping) else ""
-    return str(found)
+    return without_folders(str(found))
 
 
 def _limits(config: Mapping[str, Any]) -> str:

@@ -16,6 +16,10 @@ COLOURS = ("#3d8fd1", "#d55e00", "#0a9e74", "#cc79a7", "#e69f00", "#8c7ae6", "#5
 DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star", "triangle-down")
 GREY = "#888"
+NEUTRAL = "#6b7f93"
+"""Of lines and points whose colour says nothing."""
+RAMP = ("#4f6070", "#7f92a4", "#a9b8c5", "#c9d3dc", "#64748b", "#94a3b8")
+"""Of bars beside lines whose colours are policies."""
 FIXED = ("lru", "slru", "lfu", "arc", "fifo", "s3_fifo", "sieve", "random", "gdsf", "w_tinylfu", "two_q", "lru_k", "mru")
 """Policies with the same style on every page; other names take the styles that are left, in order."""
 LOG_FROM = 3.0

@@ -1,20 +1,20 @@
 """Draws one result as an HTML page: what ran, what it gave, and pictures."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvsim.report.about import about_run
 from kvsim.report.figure import Picture
+from kvsim.report.headline import tiles, title_of, verdict
 from kvsim.report.pictures import phase_figure, pictures_of
-from kvsim.report.summary import MOST_ENGINES, Table, engine_table, facts, scope, shares, tables
+from kvsim.report.summary import MOST_ENGINES, engine_table, facts, scope, shares, tables
 from kvsim.report.template import foot, render_page
 from kvsim.report.tier_looks import look_of
+from kvsim.results.counters import COUNTERS
 from kvsim.results.rates import count, percent
 from kvsim.results.result import RunRecord, hit_definition
 
 BESIDE = ("prefetch", "placement", "checkpoints", "warning")
 """Facts that the page shows elsewhere: as a table, and above the facts."""
-COUNTERS = ("prefetch", "placement", "checkpoints")
-"""Counters of a result that a page shows as a table, not as a line of facts."""
 
 
 def render(result: RunRecord, shared_script: str | None = None) -> str:
@@ -25,10 +25,12 @@ def render(result: RunRecord, shared_script: str | None = None) -> str:
     engines = engine_table(result)
     return render_page(
         "run.html",
-        f"kvsim {result['command']}",
+        title_of(result),
         _pictures(result),
         shared_script=shared_script,
-        about=about_run(result),
+        verdict=verdict(result),
+        tiles=tiles(result),
+        about=[("command", f"kvsim {result['command']}"), *about_run(result)],
         warnings=result.get("warnings") or [],
         facts=[(name, text) for name, text in facts(result) if name not in BESIDE],
         shares=[(name, percent(share), look_of(name).colour) for name, share in shares(result)],
@@ -40,15 +42,24 @@ def render(result: RunRecord, shared_script: str | None = None) -> str:
     )
 
 
-def _counters(result: RunRecord) -> Table:
+class Counter(NamedTuple):
+    """A row of the table of counters."""
+
+    kind: str
+    what: str
+    number: str
+    meaning: str
+
+
+def _counters(result: RunRecord) -> list[Counter]:
     """Return what the policies did, without zeros."""
-    rows: list[tuple[str, ...]] = []
-    for kind in COUNTERS:
+    rows = []
+    for kind, meanings in COUNTERS.items():
         is_idle = kind == "placement" and len(result["tiers"]) < 2
         for name, value in ({} if is_idle else result[kind]).items():
             if value:
-                rows.append((kind, name.replace("_", " "), count(value)))
-    return Table("Counters", ("by", "what", "number"), rows)
+                rows.append(Counter(kind, name.replace("_", " "), count(value), meanings.get(name, "")))
+    return rows
 
 
 def _pictures(result: RunRecord) -> list[Picture]:

@@ -1,10 +1,12 @@
 """The pictures of a run."""
 
+import math
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from kvsim.hardware.tier_kinds import ALWAYS
-from kvsim.report.figure import GREY, Figure, Picture, Trace, laid_out, rounded
+from kvsim.report.axes import log_axis, seconds_text
+from kvsim.report.figure import GREY, NEUTRAL, Figure, Picture, Trace, laid_out, rounded
 from kvsim.report.summary import clock
 from kvsim.report.tier_looks import look_of
 from kvsim.results.result import RunRecord
@@ -13,20 +15,25 @@ from kvsim.results.timeline import middles
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-LINK_COLOURS = ("#cc79a7", "#56b4e9", "#d55e00", "#8c7ae6", "#7f8c3b", "#a0785a")
-PHASE_COLOURS = {"queue": "#cc79a7", "load": "#e69f00", "prefill": "#3d8fd1"}
-ENGINE_COLOURS = (*(look_of(tier).colour for tier in ALWAYS), *LINK_COLOURS)
+PHASE_COLOURS = {"queue": "#9c5a3c", "load": "#d3a06a", "prefill": "#b5ab98"}
+ENGINE_COLOURS = ("#d55e00", "#56b4e9", "#cc79a7", "#7f8c3b", "#c2556b", "#2aa5a5", "#b58900", "#888888")
+"""Unlike the colours of tiers and of phases: on the page of a run, a colour means one thing."""
+FEW, PALE = 20, 0.35
+"""Requests below which a hit rate is drawn pale, because it says little."""
 MOST_LINES = 8
 """Most engines that are drawn as lines; more make a heat map."""
 SHARE = ".3~p"
 """Format of shares that may be small: three significant digits."""
+FEW_NOTE = f"Each step is of at least {FEW} requests; a paler one is of fewer."
 PERCENTILES = [share / 100 for share in range(101)]
 
 
 def pictures_of(result: RunRecord) -> list[Picture]:
     """Return the pictures of a run; those without data say why."""
     pictures = [
-        Picture("Hit rate by tier", _hit_figure(result), "" if result["timeline"]["hits"]["edges"] else "No request was served."),
+        Picture(
+            "Hit rate by tier", _hit_figure(result), FEW_NOTE if result["timeline"]["hits"]["edges"] else "No request was served."
+        ),
         _or_note("Time to first token", _ttft_figure(result), "No data: no request has a time. A replay has no clock."),
         _or_note("Link use", _link_figure(result), "No data: no transfer took any time. A replay has no clock."),
     ]
@@ -61,59 +68,115 @@ def _hit_figure(result: RunRecord) -> Figure | None:
     hits = result["timeline"]["hits"]
     if not hits["edges"]:
         return None
-    x = places(hits["edges"])
-    traces = []
-    for tier in result["tiers"]:
-        colour = look_of(tier).colour
-        stacked = {"stackgroup": "tiers", "fillcolor": colour}
-        traces.append(line(x, hits["hit_rate"][tier], tier, colour, width=1) | stacked)
+    served = result["requests"] + result["warmup_requests"] - result["rejected"]
+    bins = merged(hits["edges"], served)
+    known = {tier: summed(rates, hits["prompt_tokens"], bins) for tier, rates in hits["hit_rate"].items()}
+    edges = [hits["edges"][start] for start, _, _ in bins] + [hits["edges"][bins[-1][1]]]
+    x, widths = places(edges), rounded(end - start for start, end in pairwise(edges))
+    is_thin = [number < FEW for *_, number in bins]
+    pale = {"opacity": [PALE if thin else 1 for thin in is_thin]} if any(is_thin) else {}
+    traces: list[Trace] = [
+        {
+            "type": "bar", "name": tier, "x": x, "y": rounded(known[tier]), "width": widths,
+            "marker": {"color": look_of(tier).colour, "line": {"width": 0}, **pale},
+        }
+        for tier in result["tiers"]
+    ]  # fmt: skip
     if "known_rate" in hits:
-        traces.append(line(x, hits["known_rate"], "KV in memory, with or without a state", "#d55e00", dash="dot"))
-    marks: dict[str, Any] = {}
-    if hits["counted_from"] is not None:
-        place = hits["counted_from"]
-        mark = {
-            "type": "line",
-            "x0": place,
-            "x1": place,
-            "y0": 0,
-            "y1": 1,
-            "yref": "paper",
-            "line": {"color": GREY, "dash": "dot"},
-        }
-        text = {
-            "x": place,
-            "y": 1,
-            "yref": "paper",
-            "yanchor": "top",
-            "xanchor": "left",
-            "showarrow": False,
-            "text": "warm-up ends",
-        }
-        marks = {"shapes": [mark], "annotations": [text]}
+        traces.append(
+            line(
+                x,
+                summed(hits["known_rate"], hits["prompt_tokens"], bins),
+                "KV in memory, with or without a state",
+                "#d55e00",
+                dash="dot",
+            )
+        )
+    place = hits["counted_from"]
+    marks = {} if place is None else upright({"warm-up ends": place})
     x_title = "arrival (s)" if hits["axis"] == "arrival_s" else "request"
-    return laid_out(traces, x_title, "hit tokens / prompt tokens", **marks)
+    return laid_out(traces, x_title, "hit tokens / prompt tokens", barmode="stack", bargap=0, **marks)
+
+
+def merged(edges: list[float], served: int) -> list[tuple[int, int, float]]:
+    """Return bins of a timeline of at least ``FEW`` requests and some width, as far as there are so many: the first and the last
+    edge of each, and about how many requests it holds."""
+    each = served / (len(edges) - 1)
+    found, start = list[tuple[int, int, float]](), 0
+    for end in range(1, len(edges)):
+        is_enough = (end - start) * each >= FEW and edges[end] > edges[start]
+        if is_enough or end == len(edges) - 1:
+            found.append((start, end, (end - start) * each))
+            start = end
+    if len(found) > 1 and edges[found[-1][1]] == edges[found[-1][0]]:  # without a width it could not be seen
+        (first, _, some), (_, last, more) = found[-2:]
+        found[-2:] = [(first, last, some + more)]
+    return found
+
+
+def summed(rates: list[float], tokens: list[int], bins: list[tuple[int, int, float]]) -> list[float | None]:
+    """Return the rates of merged bins: hit tokens over prompt tokens."""
+    sums: list[float | None] = []
+    for start, end, _ in bins:
+        total = sum(tokens[start:end])
+        reused = sum(rate * number for rate, number in zip(rates[start:end], tokens[start:end], strict=True))
+        sums.append(reused / total if total else 0.0)
+    return sums
 
 
 def _ttft_figure(result: RunRecord) -> Figure | None:
     times = result["ttft_quantiles_s"]
     if not times:
         return None
-    axis = {"type": "log" if times[0] > 0 and times[-1] > 20 * times[0] else "linear"}
-    trace = line(rounded(times), PERCENTILES, "requests", "#8c7ae6", width=2)
-    return laid_out([trace], "time to first token (s)", "requests at or below", x_axis=axis)
+    is_log = times[0] > 0 and times[-1] > 20 * times[0]
+    marks = {name: result["ttft_s"][name] for name in ("p50", "p99")}
+    marks["objective"] = (result.get("slo") or {}).get("ttft_s")
+    known = {name: at for name, at in marks.items() if at}
+    axis = log_axis([times[0], times[-1], *known.values()], seconds_text) if is_log else {"ticksuffix": " s"}
+    trace = line(rounded(times), PERCENTILES, "requests", NEUTRAL, width=2)
+    return laid_out([trace], "time to first token", "requests at or below", x_axis=axis, **upright(known, is_log))
+
+
+def upright(marks: dict[str, float], is_log: bool = False) -> dict[str, Any]:
+    """Return layout settings for dotted lines upright at these places, each with its name, at different heights."""
+    shapes, annotations = [], []
+    for number, (name, at) in enumerate(sorted(marks.items(), key=lambda mark: mark[1])):
+        dotted = {"color": GREY, "dash": "dot"}
+        shapes.append({"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper", "line": dotted})
+        place = {"x": math.log10(at) if is_log else at, "y": 1 - 0.08 * number, "yref": "paper", "yanchor": "top"}
+        annotations.append(place | {"xanchor": "right", "showarrow": False, "text": name})
+    return {"shapes": shapes, "annotations": annotations}
 
 
 def _link_figure(result: RunRecord) -> Figure | None:
     links = result["timeline"]["links"]
     if not any(any(use) for use in links["utilization"].values()):
         return None
-    x = places(links["edges_s"])
+    x, use = places(links["edges_s"]), links["utilization"]
     traces = [
-        line(x, use, name, LINK_COLOURS[number % len(LINK_COLOURS)])
-        for number, (name, use) in enumerate(links["utilization"].items())
+        line(x, shares, name, NEUTRAL) | {"yaxis": axis_name("y", number)} for number, (name, shares) in enumerate(use.items())
     ]
-    return laid_out(traces, f"{clock(result)} (s)", "busy time / total time", SHARE)
+    return _rows(traces, f"{clock(result)} (s)", SHARE, max(map(max, use.values())))
+
+
+def axis_name(letter: str, number: int) -> str:
+    """Return plotly's name of the axis of a row: ``y``, ``y2`` and so on."""
+    return letter if number == 0 else f"{letter}{number + 1}"
+
+
+def _rows(traces: list[Trace], x_title: str, y_format: str, highest: float) -> Figure:
+    """Return a figure with a row for each line, below its name, all of the same height and scale."""
+    each = 1 / len(traces)
+    figure = laid_out(traces, x_title, "", y_format, height=60 + 85 * len(traces), showlegend=False)
+    common = figure["layout"].pop("yaxis") | {"range": [0, highest * 1.05], "nticks": 4}
+    names = []
+    for number, trace in enumerate(traces):
+        top = 1 - number * each
+        figure["layout"][axis_name("yaxis", number)] = common | {"domain": [max(0.0, top - 0.9 * each), top - 0.22 * each]}
+        place = {"xref": "paper", "x": 0, "yref": "paper", "y": top - 0.22 * each, "xanchor": "left", "yanchor": "bottom"}
+        names.append(place | {"showarrow": False, "text": trace["name"]})
+    figure["layout"]["xaxis"] |= {"anchor": axis_name("y", len(traces) - 1)}
+    return figure | {"layout": figure["layout"] | {"annotations": names}}
 
 
 def _free_figure(result: RunRecord) -> Figure | None:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ from rich.console import Console
 from rich.text import Text
 
 from kvsim.files.writing import FileSet
+from kvsim.report.about import about_run, common
+from kvsim.report.axes import log_axis, seconds_text
 from kvsim.report.comparison.differing import differing, heading, settings_of
 from kvsim.report.figure import GREY, Figure, Picture, Styles, laid_out
+from kvsim.report.headline import Head, Tile, subject
 from kvsim.report.summary import Table, objective_text
 from kvsim.report.table import print_summary
 from kvsim.report.template import SHARED_SCRIPT, foot, render_page
@@ -26,6 +30,8 @@ RUN_COLUMNS = (
     "rate", "requests_per_s", "attainment", "goodput_requests_per_s", "ttft_s_p99", "tpot_s_p99", "hit_rate", "rejected",
     "folder",
 )  # fmt: skip
+NUMBERED = re.compile(r"-?\d")
+"""Values that mean nothing without their setting."""
 Named = tuple[str, RunRecord]
 """The name of a job and its ``saturate.json``."""
 
@@ -157,23 +163,75 @@ def _runs(record: RunRecord) -> Table:
 def render_saturation(records: Sequence[Named], command_line: str | None = None, more: Sequence[str] = ()) -> str:
     """Return the page, which loads plotly.js from its folder, as the pages of the runs do from there."""
     first = records[0][1]
-    notes = [f"{name}: {note}" if len(records) > 1 else note for name, record in records for note in record["notes"]]
     target, limit_s = first["slo"]["attainment"], first["slo"]["ttft_s"]
     pictures = [
         Picture("Attainment by rate", _figure(records, "attainment", "requests that meet the objectives", ".0%", target)),
-        Picture("Time to first token by rate", _figure(records, "ttft_s_p99", "99th percentile (s)", "~g", limit_s)),
+        Picture("Time to first token by rate", _figure(records, "ttft_s_p99", "99th percentile", "~g", limit_s)),
     ]
     reproduced = first | ({} if command_line is None else {"command_line": command_line})
     return render_page(
-        "plain.html", "kvsim saturate", pictures, about=[], lines=[question(first), *notes, *more], tables=tables(records),
-        pictures_first=True, foot=foot(reproduced), shared_script=SHARED_SCRIPT,
+        "plain.html", _title(records), pictures, head=_head(records), about=_about(records), lines=[*_notes(records), *more],
+        tables=tables(records), pictures_first=True, foot=foot(reproduced), shared_script=SHARED_SCRIPT,
     )  # fmt: skip
+
+
+def _title(records: Sequence[Named]) -> str:
+    subjects = [subject(record) for _, record in records]
+    shared = ", ".join(part for part in subjects[0] if all(part in other for other in subjects))
+    slo = records[0][1]["slo"]
+    asked = f"the highest rate at which {percent(slo['attainment'])} have {objective_text(slo)}"
+    return f"{shared or 'kvsim saturate'}: {asked}"
+
+
+def _head(records: Sequence[Named]) -> Head:
+    """Return what the search found: the best configuration, or that none holds."""
+    order = sorted(range(len(records)), key=lambda place: _merit(records[place][1]))
+    verdict = _cheapest(records, order)
+    name, record = records[order[0]]
+    best, rate = record["highest"], _rate(record["rate"])
+    if best is None:
+        attained = max(run["attainment"] for _, each in records for run in each["runs"])
+        asked = f"of the requests; asked for {percent(record['slo']['attainment'])}"
+        return Head(
+            verdict or "No rate that was tried meets the objectives.", [Tile("best attainment", percent(attained), asked)]
+        )
+    if not verdict:
+        verdict = f"The objectives hold up to a rate of {rate}, which is {digits(best['requests_per_s'])} requests/s."
+    fails = f"{f'job {name}, ' if len(records) > 1 else ''}fails at {_rate(record['fails_at'])}"
+    return Head(
+        verdict,
+        [
+            Tile("highest rate", rate, fails),
+            Tile("hit rate there", percent(best["hit_rate"])),
+            Tile("TTFT p99 there", f"{digits(best['ttft_s_p99'])} s", f"TPOT p99 {digits(best['tpot_s_p99'])} s"),
+            Tile("goodput there", f"{digits(best['goodput_requests_per_s'])} requests/s", f"{count(record['gpus'])} GPUs"),
+        ],
+    )
+
+
+def _about(records: Sequence[Named]) -> list[tuple[str, str]]:
+    """Return what was asked, and what all configurations share."""
+    keys, _ = _settings(records)
+    shared = common([about_run(record) for _, record in records])
+    varied = [("differ in", ", ".join(map(heading, keys)))] if keys else []
+    return [("question", question(records[0][1])), *shared, *varied]
+
+
+def _notes(records: Sequence[Named]) -> list[str]:
+    """Return the notes, each once, with the names of the configurations that have it."""
+    names: dict[str, list[str]] = {}
+    for name, record in records:
+        for note in record["notes"]:
+            names.setdefault(note, []).append(name)
+    return [note if len(records) == 1 else f"{', '.join(named)}: {note}" for note, named in names.items()]
 
 
 def _figure(records: Sequence[Named], key: str, title: str, y_format: str, limit: float | None) -> Figure:
     """Draw a number of the runs against the load, a line for each configuration, and its limit."""
     keys, settings = _settings(records)
-    names = [" ".join(settings[place].get(key, "") for key in keys) or name for place, (name, _) in enumerate(records)]
+    names = [
+        " ".join(_named(key, settings[place].get(key, "")) for key in keys) or name for place, (name, _) in enumerate(records)
+    ]
     styles = Styles(names)
     traces: list[dict[str, Any]] = [
         {
@@ -189,11 +247,15 @@ def _figure(records: Sequence[Named], key: str, title: str, y_format: str, limit
         for name, (_, record) in zip(names, records, strict=True)
     ]
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": limit, "y1": limit, "line": {"color": GREY, "dash": "dot"}}
-    axis = {"type": "log"} if key.endswith("_p99") else {}
-    return laid_out(
-        traces, "rate", title, y_format, x_axis={"type": "log"}, y_axis=axis,
-        shapes=[] if limit is None else [line],
-    )  # fmt: skip
+    rates, heights = ([run[name] for _, record in records for run in record["runs"]] for name in ("rate", key))
+    times = [height for height in (*heights, limit) if height]
+    axis = log_axis(times, seconds_text) if key.endswith("_p99") and times else {}
+    return laid_out(traces, "rate", title, y_format, x_axis=log_axis(rates), y_axis=axis, shapes=[] if limit is None else [line])
+
+
+def _named(key: str, value: str) -> str:
+    """Return a setting for a legend: ``cluster engines 4``; a choice by its name alone."""
+    return f"{heading(key)} {value}" if NUMBERED.match(value) else value
 
 
 def _csv(records: Sequence[Named]) -> str:

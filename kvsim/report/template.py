@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.report.figure import Figure, Picture, Trace
+from kvsim.report.shown_paths import SHORTENED, setting_without_folders, shown_command, without_folders
 from kvsim.report.summary import Table, settings
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ SHARED_SCRIPT = "plotly.min.js"
 """Name of the script in the folder of a sweep."""
 LONGEST_NAME = 60
 """Most characters of a name in a picture."""
-NUMBER = re.compile(r"[-+]?[\d.,]+ ?(%|[KMGT]?i?B)?( ± .*)?|-|unlimited|")
+NUMBER = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)? ?(%|[KMGT]?i?B)?( ± .*)?|-|unlimited|")
 """Cells of a column that is aligned to the right."""
 
 
@@ -34,6 +35,7 @@ class Foot(NamedTuple):
     command: str
     details: list[tuple[str, str]]
     versions: str
+    note: str = ""
 
 
 def render_page(
@@ -85,11 +87,17 @@ def _templates() -> "Environment":
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_finalized,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.globals["numeric"] = numeric_columns
     return environment
+
+
+def _finalized(value: Any) -> Any:
+    """Return what stands on the page for a value of a template: no text that is not markup shows where a file lies."""
+    return without_folders(value) if type(value) is str else value
 
 
 def compact(figure: Figure) -> Figure:
@@ -116,7 +124,7 @@ def _as_text(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     short = value if len(value) <= LONGEST_NAME else f"{value[: LONGEST_NAME - 20]}…{value[-19:]}"
-    return short.replace("&", "&amp;").replace("<", "&lt;")
+    return without_folders(short).replace("&", "&amp;").replace("<", "&lt;")
 
 
 def in_script(value: Any) -> str:
@@ -144,8 +152,14 @@ def numeric_columns(table: Table) -> set[int]:
 def foot(record: Mapping[str, Any]) -> Foot:
     """Return how to reproduce one run, curve or validation."""
     command = record.get("command_line") or f"kvsim {record['command']}"
-    lines = "\n".join(settings(record["config"]))
-    return Foot(command, [("All settings", lines)], f"Seed {record['seed']}. {versions(record)}.")
+    lines = [setting_without_folders(line) for line in settings(record["config"])]
+    seed = f"Seed {record['seed']}. {versions(record)}."
+    return Foot(shown_command(command), [("All settings", "\n".join(lines))], seed, path_note(command))
+
+
+def path_note(command: str) -> str:
+    """Return that paths are shortened, if those of the command are."""
+    return "" if shown_command(command) == command else SHORTENED
 
 
 def versions(record: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from kvsim.engine.columns import COLUMNS
 from kvsim.hardware.tier_kinds import ALWAYS
+from kvsim.results.counters import counter_meanings
 from kvsim.results.fields import FIELDS
 
 FILES = ("result.json", "requests.csv.gz")
@@ -19,7 +20,7 @@ def meanings(topic: str) -> list[tuple[str, str]]:
     rows = list(_rows())
     found = [(name, meaning) for file, name, meaning in rows if topic == file or topic in name.split(", ")]
     begun = [(name, meaning) for file, name, meaning in rows if file == FILES[0] and name.startswith(f"{topic}_")]
-    return found or begun
+    return found or begun or counter_meanings(topic)
 
 
 def _rows() -> Iterator[tuple[str, str, str]]:

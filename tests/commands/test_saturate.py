@@ -64,6 +64,9 @@ def test_a_job_leaves_a_page_rows_and_the_results_of_its_runs(folder: Path) -> N
         rows = list(csv.DictReader(file))
     assert [row["is_highest"] for row in rows].count("true") == 1
     assert [float(row["rate"]) for row in rows] == sorted(run["rate"] for run in record()["runs"])
+    page = (folder / "out" / "saturate.html").read_text()
+    assert "the highest rate at which 99.00% have TTFT &lt;= 0.3 s</h1>" in page
+    assert "<dt>hardware</dt><dd>linear</dd>" in page and page.index("highest rate<b>") < page.index("Attainment by rate")
     for row in rows:
         result = json.loads((folder / "out" / row["folder"] / "result.json").read_text())
         assert result["config"]["trace"]["rate"] == float(row["rate"])

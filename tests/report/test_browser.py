@@ -27,8 +27,37 @@ TELL = """<script>
 window.addEventListener("load", () => setTimeout(() => {
   const told = document.createElement("pre");
   told.id = "told";
+  const meet = (one, other) =>
+    one.left < other.right && other.left < one.right && one.top < other.bottom && other.top < one.bottom;
+  const onOthers = [], tallLegends = [];
+  document.querySelectorAll(".chooser button").forEach(button => button.click());
+  document.querySelectorAll(".chooser button").forEach(button => button.click());
+  for (const plot of document.querySelectorAll(".js-plotly-plot")) {
+    for (const axis of [".xtick text", ".ytick text"]) {
+      const labels = [...plot.querySelectorAll(axis)];
+      labels.forEach((label, number) => {
+        const next = labels[number + 1];
+        if (next && meet(label.getBoundingClientRect(), next.getBoundingClientRect())) onOthers.push(label.textContent);
+      });
+    }
+    const legend = plot.querySelector(".legend .bg"), area = plot.querySelector(".nsewdrag");
+    if (legend && area && legend.getBoundingClientRect().height > area.getBoundingClientRect().height) tallLegends.push(plot.id);
+  }
+  const copy = document.querySelector(".copy");
+  Object.defineProperty(navigator, "clipboard", {value: {writeText: text => { window.copied = text; }}});
+  copy.click();
   told.textContent = JSON.stringify({
+    copied: window.copied,
+    isCopyShown: copy.offsetHeight > 0,
     heard: heard,
+    onOthers: onOthers,
+    tallLegends: tallLegends,
+    firstMoves: [...document.querySelectorAll(".wide")].filter(wide => wide.scrollWidth > wide.clientWidth).map(wide => {
+      const cell = wide.querySelector("tbody td"), before = cell.getBoundingClientRect().left;
+      wide.scrollLeft = 80;
+      return Math.round(cell.getBoundingClientRect().left - before);
+    }),
+    choosers: document.querySelectorAll(".chooser button").length,
     requests: performance.getEntriesByType("resource").map(entry => entry.name).filter(name => !/^(data|blob):/.test(name)),
     width: document.documentElement.scrollWidth,
     screen: window.innerWidth,
@@ -126,6 +155,12 @@ def test_a_page_asks_for_nothing_complains_of_nothing_and_fits(which: int, width
     assert told["heard"] == []
     assert told["requests"] == []  # the browser does not count scripts read from files
     assert told["plots"] > 0
+    assert told["isCopyShown"] and told["copied"].startswith("kvsim "), "the command that reproduces the page"
+    assert not any(told["firstMoves"]), "first columns stay in sight where a table scrolls"
+    assert told["firstMoves"] or (which, width) != (1, 400), "the table of runs is wider than a phone"
+    assert told["onOthers"] == [], "labels of an axis that lie on others"
+    assert told["tallLegends"] == [], "legends that are taller than their plots"
+    assert (told["choosers"] > 0) is (which == 1), "of six runs, some lines are drawn when they are chosen"
     assert brightness(told["background"]) > 200 > 100 > brightness(told["colour"])
     assert told["screen"] == width
     assert told["width"] <= width, "the page is wider than the screen"

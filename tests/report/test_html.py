@@ -77,6 +77,6 @@ def test_a_run_in_which_nothing_was_served_has_no_picture_and_no_script(outcome_
 
 def test_the_page_ends_with_the_command_that_reproduces_it(simulated: Outcome):
     text = Page(page_of(simulated, command_line="kvsim simulate page_tokens=10")).text
-    foot = text.partition("Reproduce")[2]
+    foot = text.partition("Reproduce")[2].lstrip()
     assert foot.startswith("kvsim simulate page_tokens=10")
     assert "page_tokens=10\ntrace.name=<b>" in foot

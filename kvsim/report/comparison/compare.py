@@ -13,6 +13,7 @@ from rich.text import Text
 from kvsim.report.comparison.cases import Case, cases_of
 from kvsim.report.comparison.differing import differing, heading, overridden, setting_text
 from kvsim.report.comparison.noise import Against, against
+from kvsim.report.shown_paths import shortest, without_folders
 from kvsim.report.terminal import Cell, print_table, width_of
 from kvsim.results.cells import as_text
 from kvsim.results.chosen_names import package
@@ -56,8 +57,9 @@ class Row:
 class Comparison:
     """Runs grouped into cases (configurations), the settings in which these differ, and the measures worth showing."""
 
-    def __init__(self, runs: Sequence[Run], *, by_run: bool = False) -> None:
-        """``by_run`` makes a case of each run, also where runs differ in the seed only."""
+    def __init__(self, runs: Sequence[Run], *, by_run: bool = False, has_full_paths: bool = False) -> None:
+        """``by_run`` makes a case of each run, also where runs differ in the seed only. Without ``has_full_paths``, settings that
+        are paths have the last parts that tell them apart."""
         self.runs = [run for run in runs if run.result is not None]
         self.failed = [run for run in runs if run.error is not None]
         self.results: list[RunRecord] = [run.result for run in self.runs if run.result is not None]
@@ -65,9 +67,18 @@ class Comparison:
         self.has_seeds = any(len(case.runs) > 1 for case in self.cases)
         self._against: dict[tuple[str, int, tuple[int, ...]], list[Against]] = {}
         self.keys = differing([case.settings for case in self.cases], overridden(self.results))
+        if not has_full_paths:
+            self._shorten_paths()
         self.known = measures_of(self.results)
         """All measures; ``measures`` are those worth showing."""
         self.measures = [measure for measure in self.known if self._is_worth_a_column(measure)]
+
+    def _shorten_paths(self) -> None:
+        for key in self.keys:
+            names = shortest(case.settings[key] for case in self.cases if key in case.settings)
+            for case in self.cases:
+                if key in case.settings:
+                    case.settings[key] = names[case.settings[key]]
 
     def _is_worth_a_column(self, measure: Measure) -> bool:
         if measure.key.startswith("hit_rate_") and all(len(result["tiers"]) == 1 for result in self.results):
@@ -340,7 +351,7 @@ def print_comparison(runs: Sequence[Run], console: Console) -> None:
     if len(order) > MOST_ROWS:
         console.print(f"{len(order) - MOST_ROWS} configurations with lower hit rates are not shown", style="dim", highlight=False)
     for line in (*comparison.overload_note(), *comparison.mixture(), *comparison.same_results(), *comparison.notes()):
-        console.print(Text(line, "dim"), width=min(width, 100))
+        console.print(Text(without_folders(line), "dim"), width=min(width, 100))
 
 
 def _marked(cell: str, stands: Mapping[int, str], place: int) -> Text:
@@ -353,7 +364,7 @@ def _marked(cell: str, stands: Mapping[int, str], place: int) -> Text:
 
 def comparison_csv(runs: Sequence[Run]) -> str:
     """Return CSV with one row per run, in plain numbers: job, status, differing settings, all measures, bounds, error."""
-    comparison = Comparison(runs, by_run=True)
+    comparison = Comparison(runs, by_run=True, has_full_paths=True)
     extra = ("requests", "prompt_tokens", "wall_s", "load_s")
     bounds = [f"{kind}_hit_rate" for kind in ("belady", "unlimited")]
     columns = ["job", "status", *comparison.keys, *(measure.key for measure in comparison.known), *extra, *bounds, "error"]
@@ -376,7 +387,7 @@ def comparison_csv(runs: Sequence[Run]) -> str:
 def means_csv(runs: Sequence[Run]) -> str | None:
     """Return CSV with one row per configuration, in plain numbers: for each measure its mean over the seeds and, in a column
     ending in ``_half_width``, half of the mean's 95 % interval. None where no configuration has several seeds."""
-    comparison = Comparison(runs)
+    comparison = Comparison(runs, has_full_paths=True)
     if not comparison.has_seeds:
         return None
     measured = [column for measure in comparison.known for column in (measure.key, f"{measure.key}_half_width")]

@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from kvsim.report.about import SEPARATOR, about_run
+from kvsim.report.about import about_run, common
 from kvsim.report.comparison.compare import NEAR, TIE, Comparison, Row
 from kvsim.report.comparison.differing import heading
 from kvsim.report.comparison.findings import answers
+from kvsim.report.comparison.head import tiles, title_of
 from kvsim.report.comparison.pareto import Front, front_of
 from kvsim.report.comparison.pictures import pictures_of
 from kvsim.report.comparison.pivot import pivots
 from kvsim.report.figure import Picture
+from kvsim.report.shown_paths import setting_without_folders, shown_command
 from kvsim.report.summary import Table, settings
-from kvsim.report.template import Foot, render_page, versions
+from kvsim.report.template import Foot, path_note, render_page, versions
 from kvsim.results.rates import count, digits
 from kvsim.results.result import RunRecord
 from kvsim.results.runs import Run
@@ -66,11 +68,12 @@ def render_comparison(
     front = front_of(runs)
     return render_page(
         "comparison.html",
-        _title(comparison),
+        title_of(comparison),
         [*_front_picture(front), *pictures_of(comparison)],
         shared_script=shared_script,
         width="1500px",
         is_sortable=True,
+        tiles=tiles(comparison),
         about=_about(comparison),
         warnings=[*comparison.mixture(), *_warnings(comparison)],
         answers=[*answers(comparison), *comparison.same_results()],
@@ -88,20 +91,13 @@ def render_comparison(
     )
 
 
-def _title(comparison: Comparison) -> str:
-    runs = f"kvsim: {len(comparison.runs)} run{'s' * (len(comparison.runs) != 1)}"
-    return (
-        f"{runs} of {len(comparison.cases)} configuration{'s' * (len(comparison.cases) != 1)}" if comparison.has_seeds else runs
-    )
-
-
 def _about(comparison: Comparison) -> list[tuple[str, str]]:
     """Return what all runs share."""
     requests = sorted({result["requests"] for result in comparison.results})
     counted = count(requests[0]) if len(requests) == 1 else f"{count(requests[0])} to {count(requests[-1])}"
     kinds = ", ".join(sorted({f"kvsim {result['command']}" for result in comparison.results}))
     shared = [about_run(result) for result in comparison.results]
-    pairs = [(name, text) for name, text in _common(shared) if name != "seed"]
+    pairs = [(name, text) for name, text in common(shared) if name != "seed"]
     varied = ", ".join(heading(key) for key in comparison.keys)
     seeds = {len(case.runs) for case in comparison.cases}
     several = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
@@ -112,16 +108,6 @@ def _about(comparison: Comparison) -> list[tuple[str, str]]:
         *([("seeds", f"{several} per configuration")] if comparison.has_seeds else []),
         *([("failed", f"{len(comparison.failed)} jobs, listed below")] if comparison.failed else []),
     ]
-
-
-def _common(abouts: Sequence[Sequence[tuple[str, str]]]) -> list[tuple[str, str]]:
-    """Return the parts of descriptions that all runs share."""
-    pairs = []
-    for name, text in abouts[0]:
-        others = [dict(about).get(name, "").split(SEPARATOR) for about in abouts]
-        parts = [part for part in text.split(SEPARATOR) if all(part in other for other in others)]
-        pairs.append((name, SEPARATOR.join(parts)))
-    return [(name, text) for name, text in pairs if text]
 
 
 def _warnings(comparison: Comparison) -> list[str]:
@@ -244,9 +230,10 @@ def _foot(comparison: Comparison, command_line: str) -> Foot:
     """Return how to reproduce the runs: this command, each run's command, and the shared settings."""
     flat = [settings(result["config"]) for result in comparison.results]
     others = [set(lines) for lines in flat[1:]]
-    shared = [line for line in flat[0] if all(line in lines for lines in others)]
+    shared = [setting_without_folders(line) for line in flat[0] if all(line in lines for lines in others)]
     each = [
-        f"{run.name}: {result.get('command_line', '')}" for run, result in zip(comparison.runs, comparison.results, strict=True)
+        f"{run.name}: {shown_command(result.get('command_line') or '')}"
+        for run, result in zip(comparison.runs, comparison.results, strict=True)
     ]
     details = [("Command of each run", "\n".join(each)), ("Settings shared by all runs", "\n".join(shared))]
-    return Foot(command_line, details, f"{versions(comparison.results[0])}.")
+    return Foot(shown_command(command_line), details, f"{versions(comparison.results[0])}.", path_note(command_line))

@@ -1,15 +1,16 @@
 """The pictures of a comparison."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kvsim.engine.outcome import tiers_listed
+from kvsim.report.axes import log_axis, number_text, seconds_text
 from kvsim.report.comparison.axis import axis_key, axis_values, is_capacity
 from kvsim.report.comparison.compare import Comparison, by_hit_rate
 from kvsim.report.comparison.differing import heading
-from kvsim.report.figure import GREY, Picture, Styles, Trace, fitted_range, laid_out, rounded, value_axis
-from kvsim.report.pictures import LINK_COLOURS, PERCENTILES, SHARE, phase_figure
-from kvsim.report.tier_looks import look_of
+from kvsim.report.comparison.lines import AT_FIRST, LineStyles, choosable, shown_first
+from kvsim.report.figure import GREY, NEUTRAL, RAMP, Picture, Styles, Trace, fitted_range, laid_out, rounded, value_axis
+from kvsim.report.pictures import PERCENTILES, SHARE, phase_figure
 from kvsim.results.fields import BY_KEY
 from kvsim.results.measures import Measure, memory_bytes, moved_bytes
 from kvsim.results.rates import size
@@ -19,16 +20,20 @@ MOST_LINES = 24
 """Most cases in one line chart; of more, those with the highest hit rates are drawn."""
 MOST_BARS = 40
 MOST_LABELS = 12
-"""Most points with their names beside them; of more, those of the Pareto front have names."""
+"""Most points with their names beside them."""
+MARKED = "#d1495b"
+"""Colour of what no other beats, as in the Pareto set of a sweep."""
 BINS = 50
 PERCENT = ".3~p"
+NUMBER = ",.3~r"
+"""Format of three digits without an exponent: ``8,000``."""
 VERY_WIDE = 20.0
 """Measures that span at least this factor are drawn on a logarithmic axis."""
 
 
 def pictures_of(comparison: Comparison) -> list[Picture]:
     """Return the pictures that show a difference."""
-    styles = Styles(comparison.label(place) for place in range(len(comparison.cases)))
+    styles = LineStyles(comparison)
     pictures = [
         *_along_axis(comparison),
         *_dots(comparison),
@@ -48,8 +53,14 @@ def _best(comparison: Comparison, most: int) -> list[int]:
     return sorted(by_hit_rate(comparison)[:most])
 
 
-def _click(places: Sequence[int]) -> str:
+def _click(places: Sequence[int], shown: set[int]) -> str:
+    if len(shown) < len(places):
+        return f" {AT_FIRST}"
     return " Click a name to hide its line, double-click to see it alone." if len(places) > 1 else ""
+
+
+def _chosen(places: Sequence[int], shown: set[int], traces: Sequence[Trace]) -> list[Trace]:
+    return choosable(traces, [place in shown for place in places])
 
 
 def _size(n_bytes: float) -> str:
@@ -69,7 +80,7 @@ def _along_axis(comparison: Comparison) -> list[Picture]:
     key = axis_key(comparison)
     if key is None:
         return []
-    drawn = [("hit_rate", PERCENT), ("goodput_requests_per_s", ".3~s"), ("ttft_s_p99", ".3~g")]
+    drawn = [("hit_rate", PERCENT), ("goodput_requests_per_s", ".3~s"), ("ttft_s_p99", NUMBER)]
     known = {measure.key for measure in comparison.measures}
     measures = [(BY_KEY[measure], text) for measure, text in drawn if measure in known]
     return [_against(comparison, key, measure, text) for measure, text in measures if _differs(comparison, measure)]
@@ -98,11 +109,11 @@ def _against(comparison: Comparison, key: str, measure: Measure, y_format: str) 
         note = f"The bounds, at {rates}, lie outside of the picture: with them, differences between the lines could not be seen."
     if len(lines) > MOST_LINES:
         note += f" {len(lines) - MOST_LINES} lines are not drawn."
-    x_axis = value_axis(x_values, _size if is_capacity(key) else "{:g}".format)
+    x_axis = value_axis(x_values, _size if is_capacity(key) else number_text)
     title = f"{measure.title[0].upper()}{measure.title[1:]} by {heading(key)}"
     y_axis: dict[str, Any] = {"range": y_range, "rangemode": "normal"}
     if shown and 0 < VERY_WIDE * min(shown) <= max(shown):
-        y_axis = {"type": "log", "dtick": "D2", "rangemode": "normal"}
+        y_axis = log_axis(shown, seconds_text if measure.title.endswith("(s)") else number_text)
     return Picture(title, laid_out(traces, heading(key), measure.title, y_format, x_axis=x_axis, y_axis=y_axis, height=400), note)
 
 
@@ -158,7 +169,7 @@ def _dots(comparison: Comparison) -> list[Picture]:
     ordered = sorted(means, key=lambda place: -means[place].mean)
     trace: Trace = {
         "type": "scatter", "mode": "markers", "x": rounded((means[place].mean for place in ordered), 5),
-        "y": [comparison.label(place) for place in ordered], "marker": {"color": "#3d8fd1", "size": 9}, "name": "hit rate",
+        "y": [comparison.label(place) for place in ordered], "marker": {"color": NEUTRAL, "size": 9}, "name": "hit rate",
         "error_x": {"type": "data", "array": rounded((means[place].half_width or 0.0 for place in ordered), 3), "thickness": 1.2},
     }  # fmt: skip
     x_range, _ = fitted_range([mean.mean for mean in means.values()])
@@ -173,7 +184,7 @@ def _dots(comparison: Comparison) -> list[Picture]:
 # --- over the run and over the requests ----------------------------------------------------------------------------------
 
 
-def _time(comparison: Comparison, styles: Styles) -> Picture | None:
+def _time(comparison: Comparison, styles: LineStyles) -> Picture | None:
     """Draw the hit rates of all cases over the run, each case by its first seed."""
     places = [place for place in _best(comparison, MOST_LINES) if comparison.cases[place].first["timeline"]["hits"]["edges"]]
     if not places or len(comparison.cases) - len(comparison.identical()) < 1:
@@ -184,16 +195,19 @@ def _time(comparison: Comparison, styles: Styles) -> Picture | None:
         x, y = binned(comparison.cases[place].first["timeline"]["hits"])
         name = comparison.label(place)
         rates += y
-        traces.append({"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, "line": styles.line(name, 1.5)})
+        traces.append({"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, "line": styles.line(place)})
     axes = {comparison.cases[place].first["timeline"]["hits"]["axis"] for place in places}
     x_title = {("arrival_s",): "arrival (s)", ("request",): "request"}.get(tuple(axes), "arrival (s), or request without a clock")
     y_range, _ = fitted_range(rates)
+    first = shown_first(comparison, places, BY_KEY["hit_rate"])
     figure = laid_out(
-        traces, x_title, "hit tokens / prompt tokens", PERCENT, y_axis={"range": [max(0.0, y_range[0]), min(1.0, y_range[1])]},
-        height=400, hovermode="closest",
+        _chosen(places, first, traces), x_title, "hit tokens / prompt tokens", PERCENT,
+        y_axis={"range": [max(0.0, y_range[0]), min(1.0, y_range[1])]}, height=400, hovermode="closest",
     )  # fmt: skip
     seed = "Each configuration by its first seed. " if comparison.has_seeds else ""
-    note = f"Equal numbers of requests in each of up to {BINS} steps. {seed}{_left_out(comparison, places)}{_click(places)}"
+    note = (
+        f"Equal numbers of requests in each of up to {BINS} steps. {seed}{_left_out(comparison, places)}{_click(places, first)}"
+    )
     return Picture("Hit rate over the run", figure, note)
 
 
@@ -212,22 +226,25 @@ def binned(hits: dict[str, Any]) -> tuple[list[float], list[float]]:
     return x, y
 
 
-def _ttft(comparison: Comparison, styles: Styles) -> Picture | None:
+def _ttft(comparison: Comparison, styles: LineStyles) -> Picture | None:
     places = [place for place in _best(comparison, MOST_LINES) if comparison.cases[place].first["ttft_quantiles_s"]]
     if not places:
         return None
     traces = [
         {
             "type": "scatter", "mode": "lines", "name": comparison.label(place), "y": PERCENTILES,
-            "x": rounded(comparison.cases[place].first["ttft_quantiles_s"]), "line": styles.line(comparison.label(place), 1.5),
+            "x": rounded(comparison.cases[place].first["ttft_quantiles_s"]), "line": styles.line(place),
         }
         for place in places
     ]  # fmt: skip
-    figure = laid_out(
-        traces, "time to first token (s)", "requests at or below", x_axis={"type": "log"}, height=400, hovermode="closest"
-    )
+    quantiles = [comparison.cases[place].first["ttft_quantiles_s"] for place in places]
+    times = [time for each in quantiles for time in (each[0], each[-1])]
+    x_axis = log_axis(times, seconds_text) if min(times) > 0 else {"ticksuffix": " s"}
+    first = shown_first(comparison, places, BY_KEY["ttft_s_p99"])
+    drawn = _chosen(places, first, traces)
+    figure = laid_out(drawn, "time to first token", "requests at or below", x_axis=x_axis, height=400, hovermode="closest")
     seed = "Each configuration by its first seed. " if comparison.has_seeds else ""
-    return Picture("Time to first token", figure, f"{seed}{_left_out(comparison, places)}{_click(places)}")
+    return Picture("Time to first token", figure, f"{seed}{_left_out(comparison, places)}{_click(places, first)}".strip())
 
 
 def _phases(comparison: Comparison) -> Picture | None:
@@ -269,13 +286,14 @@ def _pareto(comparison: Comparison, title: str, read: Any) -> Picture | None:
     best = [point for point in points if point[:2] in optimal]
     others = [point for point in points if point[:2] not in optimal]
     figure = laid_out(
-        [_front(sorted(optimal)), _labelled(best, comparison, "not beaten", "#d55e00", True),
-         _labelled(others, comparison, "beaten in both", "#3d8fd1", len(points) <= MOST_LABELS)],
-        title, measure.title, ".3~g" if has_clock else PERCENT, x_axis=value_axis((x for x, *_ in points), _size),
+        [_front(sorted(optimal)), _labelled(others, comparison, "beaten", GREY, {}),
+         _labelled(best, comparison, "not beaten", MARKED, _named(best, comparison))],
+        title, measure.title, NUMBER if has_clock else PERCENT, x_axis=value_axis((x for x, *_ in points), _size),
         y_axis={"range": fitted_range([y for _, y, _ in points], room=0.15)[0], "rangemode": "normal"}, height=420,
         hovermode="closest",
     )  # fmt: skip
-    return Picture(f"{measure.title} by {title}", figure, "Points not beaten: no other is as good in both and better in one.")
+    note = "Named: the points that no other beats, being as good in both and better in one. Point at others to see their names."
+    return Picture(f"{measure.title} by {title}", figure, note)
 
 
 def _front(points: list[tuple[float, float]]) -> Trace:
@@ -286,16 +304,35 @@ def _front(points: list[tuple[float, float]]) -> Trace:
 
 
 def _labelled(
-    points: Iterable[tuple[float, float, int]], comparison: Comparison, name: str, colour: str, is_named: bool
+    points: Sequence[tuple[float, float, int]], comparison: Comparison, name: str, colour: str, labels: dict[int, tuple[str, str]]
 ) -> Trace:
-    known = list(points)
+    """Return points; those of cases with ``labels``, texts and where they stand, are named, others where one points at them."""
+    texts = [labels.get(place, ("", "top right")) for *_, place in points]
     return {
-        "type": "scatter", "mode": "markers+text" if is_named else "markers", "name": name, "x": [x for x, *_ in known],
-        "y": rounded(y for _, y, _ in known), "text": [comparison.name_without(place, ("seed",)) for *_, place in known],
-        "textposition": "top center", "textfont": {"size": 11}, "cliponaxis": False,
-        "hovertext": [comparison.label(place) for *_, place in known], "marker": {"color": colour, "size": 8},
-        "showlegend": bool(known),
+        "type": "scatter", "mode": "markers+text" if labels else "markers", "name": name, "x": [x for x, *_ in points],
+        "y": rounded(y for _, y, _ in points), "text": [text for text, _ in texts],
+        "textposition": [side for _, side in texts], "textfont": {"size": 11}, "cliponaxis": False, "hoverinfo": "text+x+y",
+        "hovertext": [comparison.label(place) for *_, place in points], "marker": {"color": colour, "size": 8},
+        "showlegend": bool(points),
     }  # fmt: skip
+
+
+def _named(points: Sequence[tuple[float, float, int]], comparison: Comparison) -> dict[int, tuple[str, str]]:
+    """Return the text of cases and where it stands beside their points: one for those that share a point.
+
+    Texts begin at points of the left half and end at those of the right half, so that they stay inside of the picture, in turns
+    above and below, so that they stay off their neighbours'.
+    """
+    shared: dict[tuple[float, float], list[int]] = {}
+    for x, y, place in points:
+        shared.setdefault((x, y), []).append(place)
+    middle = (min(points)[0] * max(points)[0]) ** 0.5
+    found = {}
+    for number, ((x, _), places) in enumerate(sorted(shared.items())[:MOST_LABELS]):
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        side = f"{'bottom' if number % 2 else 'top'} {'right' if x <= middle else 'left'}"
+        found[places[0]] = comparison.name_without(places[0], ("seed",)) + more, side
+    return found
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -314,7 +351,7 @@ def _occupancy(comparison: Comparison) -> Picture | None:
     """Draw the peak use of each tier as a share of its capacity; unlimited tiers are left out."""
     tiers = tiers_listed(tier for case in comparison.cases for tier in case.first["tiers"])
     shares = {tier: [_peak_share(case.first, tier) for case in comparison.cases] for tier in tiers}
-    return _bars(comparison, "Peak use of tiers", shares, {tier: look_of(tier).colour for tier in tiers}, "peak use / capacity")
+    return _bars(comparison, "Peak use of tiers", shares, "peak use / capacity")
 
 
 def _peak_share(result: RunRecord, tier: str) -> float | None:
@@ -325,12 +362,10 @@ def _peak_share(result: RunRecord, tier: str) -> float | None:
 def _links(comparison: Comparison) -> Picture | None:
     names = dict.fromkeys(name for case in comparison.cases for name in case.first["links"])
     use = {name: [(case.first["links"].get(name) or {}).get("utilization") for case in comparison.cases] for name in names}
-    return _bars(comparison, "Link use", use, dict(zip(names, LINK_COLOURS * len(names), strict=False)), "busy time / total time")
+    return _bars(comparison, "Link use", use, "busy time / total time")
 
 
-def _bars(
-    comparison: Comparison, title: str, shares: dict[str, list[float | None]], colours: dict[str, str], y_title: str
-) -> Picture | None:
+def _bars(comparison: Comparison, title: str, shares: dict[str, list[float | None]], y_title: str) -> Picture | None:
     """Draw bars for each case; None where all bars are equal, or all are 0."""
     drawn = {name: values for name, values in shares.items() if any(values)}
     if not drawn or all(len({value for value in values if value is not None}) < 2 for values in drawn.values()):
@@ -340,9 +375,9 @@ def _bars(
     traces = [
         {
             "type": "bar", "name": name, "x": names, "y": rounded(values[place] for place in places),
-            "marker": {"color": colours[name]}, "hovertext": [comparison.label(place) for place in places],
+            "marker": {"color": RAMP[number % len(RAMP)]}, "hovertext": [comparison.label(place) for place in places],
         }
-        for name, values in drawn.items()
+        for number, (name, values) in enumerate(drawn.items())
     ]  # fmt: skip
     figure = laid_out(
         traces,

@@ -1,4 +1,4 @@
-"""Pivot tables: policies in rows, capacities in columns, with the gap to Belady's bound and the best of each row and column."""
+"""Pivot tables: policies in rows, capacities in columns, with the share of Belady's bound and the best of each column."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,6 +20,8 @@ class Cell(NamedTuple):
     text: str = ""
     more: str = ""
     classes: str = "number"
+    share: str = ""
+    """Length of the bar below the text, as a percentage; empty without one."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +68,12 @@ def _places(comparison: Comparison, across: str) -> dict[str, dict[str, int]]:
 
 def _pivot(comparison: Comparison, measure: Measure, across: str, columns: list[str], places: dict[str, dict[str, int]]) -> Pivot:
     of_column: dict[int, str] = {}
-    of_row: dict[int, str] = {}
     for column in columns:
         of_column |= comparison.standing(measure, [row[column] for row in places.values() if column in row])
-    for row in places.values():
-        of_row |= comparison.standing(measure, list(row.values()))
     rows = [
         PivotRow(
             name,
-            [_cell(comparison, measure, row[column], of_column, of_row) if column in row else Cell() for column in columns],
+            [_cell(comparison, measure, row[column], of_column) if column in row else Cell() for column in columns],
         )
         for name, row in places.items()
     ]
@@ -85,13 +84,15 @@ def _pivot(comparison: Comparison, measure: Measure, across: str, columns: list[
     return Pivot(title, f"{others} \\ {heading(across)}", columns, rows, _note(comparison, measure))
 
 
-def _cell(comparison: Comparison, measure: Measure, place: int, of_column: dict[int, str], of_row: dict[int, str]) -> Cell:
+def _cell(comparison: Comparison, measure: Measure, place: int, of_column: dict[int, str]) -> Cell:
     mark = {TIE: " =", NEAR: " ≈"}.get(of_column.get(place, ""), "")
     classes = ["number"]
     classes += ["best-of-column"] if of_column.get(place) in (BEST, TIE) else []
-    classes += ["best-of-row"] if of_row.get(place) in (BEST, TIE) else []
     text = shown(measure, comparison.cases[place].mean(measure)) + mark
-    return Cell(text, _gap_text(comparison, place) if measure.key == "hit_rate" else "", " ".join(classes))
+    share = share_of_belady(comparison, place) if measure.key == "hit_rate" else None
+    if share is None:
+        return Cell(text, "", " ".join(classes))
+    return Cell(text, f"{share:.0%} of the bound", " ".join(classes), f"{min(max(share, 0.0), 1.0):.0%}")
 
 
 def gap_to_belady(comparison: Comparison, place: int) -> float | None:
@@ -102,9 +103,13 @@ def gap_to_belady(comparison: Comparison, place: int) -> float | None:
     return None if gap is None else gap.mean
 
 
-def _gap_text(comparison: Comparison, place: int) -> str:
-    gap = gap_to_belady(comparison, place)
-    return "" if gap is None else f"{100 * gap:+.2f} points"
+def share_of_belady(comparison: Comparison, place: int) -> float | None:
+    """Return a case's hit rate as a share of Belady's bound, by the seeds that have one; None without, or if that is 0."""
+    case = comparison.cases[place]
+    rates, bound = case.by_seed(BY_KEY["hit_rate"].of), case.bound("belady")
+    known = [seed for seed in rates if seed in bound]
+    whole = sum(bound[seed] for seed in known)
+    return sum(rates[seed] for seed in known) / whole if whole else None
 
 
 def _bounds(comparison: Comparison, columns: list[str], places: dict[str, dict[str, int]]) -> list[PivotRow]:
@@ -128,7 +133,6 @@ def _note(comparison: Comparison, measure: Measure) -> str:
     parts = ["Tinted: the best of its column; =: one of several that are equal as shown."]
     how = "by the differences seed by seed" if comparison.has_seeds else "by resampling the trace's sessions or stretches of it"
     parts.append(f"≈: not distinguishable from the best of its column (95 %, {how}).")
-    parts.append("Dotted: the best of its row.")
     if measure.key == "hit_rate" and comparison.framed("belady"):
-        parts.append("Second line: distance to Belady's bound for tiers of that size.")
+        parts.append("Bars: the share of Belady's bound for tiers of that size.")
     return " ".join(parts)

@@ -8,10 +8,27 @@
 
   // A legend below the picture needs as many rows as its names take at this width.
   function legendRows(figure, width) {
-    const names = figure.data.filter(trace => trace.showlegend !== false && trace.name).map(trace => trace.name);
+    const names = figure.data.filter(trace => trace.showlegend !== false && trace.visible !== false && trace.name).map(trace => trace.name);
     const longest = Math.max(0, ...names.map(name => name.length));
     const columns = Math.max(1, Math.floor((width - 60) / (longest * 7.2 + 50)));
     return figure.layout.showlegend && names.length > 1 ? Math.ceil(names.length / columns) : 0;
+  }
+
+  // Of ticks with texts of their own, those stay that have room at this size.
+  function thinned(axis, length, isHeight) {
+    if (!axis || !axis.ticktext || axis.ticktext.length < 2) return axis;
+    const at = axis.tickvals.map(value => axis.type === "log" ? Math.log10(value) : value);
+    const [low, high] = axis.range || [Math.min(...at), Math.max(...at)];
+    const need = isHeight ? 18 : 8 * Math.max(...axis.ticktext.map(text => text.length)) + 8;
+    let last = -Infinity;
+    const stays = at.map(place => {
+      const pixels = (place - low) / (high - low) * length;
+      if (pixels - last < need) return false;
+      last = pixels;
+      return true;
+    });
+    const kept = values => values.filter((_, number) => stays[number]);
+    return Object.assign({}, axis, {tickvals: kept(axis.tickvals), ticktext: kept(axis.ticktext)});
   }
 
   function fitted(figure, width) {
@@ -21,7 +38,32 @@
     layout.font = Object.assign({}, layout.font, narrow ? {size: 11} : {});
     layout.margin = Object.assign({}, layout.margin, {b: 50 + (layout.margin.b || 0) + (rows ? 16 + 19 * rows : 0)});
     if (rows) layout.legend = Object.assign({}, layout.legend, {y: -(58 + (figure.layout.margin.b || 0)) / (layout.height - layout.margin.b - layout.margin.t), yanchor: "top"});
+    layout.xaxis = thinned(layout.xaxis, width - layout.margin.l - layout.margin.r, false);
+    layout.yaxis = thinned(layout.yaxis, layout.height - layout.margin.b - layout.margin.t, true);
     return layout;
+  }
+
+  // Lines that are hidden at first have a button each below the picture, so that the legend holds what is drawn.
+  function choose(div, figure) {
+    const hidden = figure.data.map((trace, number) => number).filter(number => figure.data[number].visible === false);
+    if (!hidden.length) return;
+    const chooser = document.createElement("details");
+    chooser.className = "chooser";
+    chooser.append(Object.assign(document.createElement("summary"), {textContent: hidden.length + " more lines"}));
+    for (const number of hidden) {
+      const trace = figure.data[number], button = document.createElement("button");
+      button.type = "button";
+      button.innerHTML = trace.name;  // plotly's text, in which no name is markup
+      button.style.borderColor = trace.line.color;
+      button.setAttribute("aria-pressed", "false");
+      button.addEventListener("click", () => {
+        trace.visible = !trace.visible;
+        button.setAttribute("aria-pressed", String(trace.visible));
+        Plotly.react(div, figure.data, fitted(figure, div.clientWidth || 600), {displaylogo: false, displayModeBar: false});
+      });
+      chooser.append(button);
+    }
+    div.after(chooser);
   }
 
   const drawn = [];
@@ -36,6 +78,7 @@
       const width = div.clientWidth || 600;
       Plotly.newPlot(div, figure.data, fitted(figure, width), {displaylogo: false, displayModeBar: false});
       drawn.push([div, figure, width]);
+      choose(div, figure);
     }
   }
 
@@ -70,7 +113,24 @@
     });
   }
 
+  // Without the clipboard, which some browsers keep from pages that are files, the command is selected and copied as by hand.
+  function copyable(button) {
+    const command = button.parentElement.querySelector("pre");
+    button.hidden = false;
+    button.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(command.textContent);
+      } catch {
+        getSelection().selectAllChildren(command);
+        document.execCommand("copy");
+      }
+      button.textContent = "Copied";
+      setTimeout(() => { button.textContent = "Copy"; }, 2000);
+    });
+  }
+
   draw();
+  document.querySelectorAll(".copy").forEach(copyable);
   document.querySelectorAll("table.sortable").forEach(sortable);
   addEventListener("resize", resize);
   addEventListener("beforeprint", resize);

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from kvsim.errors import UsageError
 from kvsim.files.writing import FileSet
+from kvsim.report.axes import log_axis, seconds_text
 from kvsim.report.figure import COLOURS, GREY, Figure, Picture, laid_out, rounded
 from kvsim.report.summary import Table
 from kvsim.report.table import print_summary
@@ -250,8 +251,5 @@ def scatter(simulated: list[float | None], measured: list[float | None], where: 
         "type": "scatter", "mode": "markers", "name": "request", "x": rounded(real for real, _ in pairs),
         "y": rounded(expected for _, expected in pairs), "marker": {"color": COLOURS[0], "size": 5, "opacity": 0.6},
     }  # fmt: skip
-    axis = {"type": "log", "rangemode": "normal"}
-    return laid_out(
-        [equal, requests], f"{where} (s)", "simulated (s)", "", x_axis={"type": "log"}, y_axis=axis, height=460,
-        hovermode="closest",
-    )  # fmt: skip
+    axis = log_axis(ends, seconds_text)
+    return laid_out([equal, requests], where, "simulated", "", x_axis=axis, y_axis=axis, height=460, hovermode="closest")

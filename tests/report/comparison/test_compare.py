@@ -147,13 +147,13 @@ def test_report_reads_runs_and_sweeps(tmp_path: Path, monkeypatch: pytest.Monkey
     assert main(["replay", "-m", *small, "eviction=arc,fifo", "output=sweep"]) == 0
     capsys.readouterr()
     assert main(["report", "one", "sweep", "output=pages/all.html"]) == 0
-    assert "<title>kvsim: 3 runs</title>" in Path("pages/all.html").read_text()
+    assert "<title>llama3_8b, synthetic: 3 runs by eviction</title>" in Path("pages/all.html").read_text()
     shown = capsys.readouterr().out
     assert "belady" in shown and "sweep/1" in shown and shown.rstrip().endswith("pages/all.html")
     runs = read_runs([Path("one"), Path("sweep")])
     assert [run.name for run in runs] == ["one", "sweep/0", "sweep/1"]
     assert main(["report", "one"]) == 0
-    assert "<title>kvsim: 1 run</title>" in Path("one/report.html").read_text()
+    assert "<title>llama3_8b, synthetic: 1 run</title>" in Path("one/report.html").read_text()
 
 
 @pytest.mark.parametrize(

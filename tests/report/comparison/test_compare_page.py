@@ -15,9 +15,11 @@ from kvsim.cli import main
 from kvsim.engine.outcome import Outcome
 from kvsim.report.comparison.compare import BEST, NEAR, TIE, Comparison, means_csv
 from kvsim.report.comparison.findings import answers
+from kvsim.report.comparison.head import tiles, title_of
 from kvsim.report.comparison.html import render_comparison
 from kvsim.report.comparison.pictures import binned, pictures_of
 from kvsim.report.comparison.pivot import pivots
+from kvsim.report.headline import Tile
 from kvsim.report.html import render
 from kvsim.results.fields import BY_KEY
 from kvsim.results.result import summarize
@@ -68,10 +70,9 @@ def test_a_pivot_has_policies_by_capacity_with_the_gap_and_the_best_and_empty_ho
     assert pivot.columns == ["4pages", "16pages"]
     lru, arc, belady = pivot.rows
     assert [cell.text for cell in lru.cells] == ["30.00%", "55.00%"]
-    assert [cell.more for cell in lru.cells] == ["-20.00 points", "-5.00 points"]
+    assert [(cell.more, cell.share) for cell in lru.cells] == [("60% of the bound", "60%"), ("92% of the bound", "92%")]
     assert [cell.text for cell in arc.cells] == ["40.00%", ""]
     assert "best-of-column" in arc.cells[0].classes and "best-of-column" not in lru.cells[0].classes
-    assert "best-of-row" in lru.cells[1].classes
     assert belady.is_bound and [cell.text for cell in belady.cells] == ["50.00%", "60.00%"]
 
 
@@ -215,3 +216,39 @@ def test_the_pages_of_a_sweep_share_a_script_and_are_small(
     assert "Failed jobs" in page and "9 has no unit" in page and '<a href="0/report.html">0</a>' in page
     assert main(["report", "sweep", "output=alone.html"]) == 0
     assert "<script src" not in Path("alone.html").read_text() and "plotly.js v" in Path("alone.html").read_text()
+
+
+def test_the_head_names_the_best_values_and_their_runs(run: Maker) -> None:
+    comparison = Comparison([run("lru", 0.3), run("arc", 0.4), run("fifo", 0.4)])
+    assert title_of(comparison) == "synthetic: 3 runs by eviction"
+    [hit_rate] = tiles(comparison)
+    assert hit_rate == Tile("highest hit rate", "40.00%", "1: arc, 2: fifo")
+    assert tiles(Comparison([run("lru", 0.3), run("arc", 0.3)]))[0] == Tile("highest hit rate", "30.00%", "all are equal")
+
+
+def test_only_unbeaten_points_are_named_and_those_at_one_place_once(run: Maker) -> None:
+    """A trade of memory for hits: 4 and 8 pages are unbeaten, and at 8 pages lru and arc are the same point."""
+    runs = [run("lru", 0.3, 4), run("lru", 0.5, 8), run("arc", 0.5, 8), run("arc", 0.2, 4), run("fifo", 0.4, 8)]
+    for each in runs:
+        assert each.result is not None
+        each.result["ttft_s"] = {"mean": 1.0, "p50": 1.0, "p90": 1.0, "p99": 1.0 - each.result["hit_rate"]}
+    figure = figures_of(runs)["TTFT p99 (s) by total capacity of all tiers"]
+    _, others, best = figure["data"]  # drawn in this order, so that no beaten point covers one that is not
+    assert best["text"] == ["gpu 4pages lru", "gpu 8pages lru and 1 more", ""]
+    assert best["textposition"][:2] == ["top right", "bottom left"]
+    assert others["mode"] == "markers" and others["hovertext"] == ["3: gpu 4pages arc", "4: gpu 8pages fifo"]
+
+
+def test_a_colour_is_a_policy_and_a_dash_a_capacity_and_few_lines_show_at_first(run: Maker) -> None:
+    rates = {"lru": 0.2, "slru": 0.3, "lfu": 0.4}
+    runs = [run(policy, rate + pages / 100, pages) for policy, rate in rates.items() for pages in (4, 8)]
+    lines = {trace["name"]: trace for trace in figures_of(runs)["Hit rate over the run"]["data"]}
+    assert lines["0: gpu 4pages lru"]["line"]["color"] == lines["1: gpu 8pages lru"]["line"]["color"]
+    assert lines["0: gpu 4pages lru"]["line"]["dash"] == lines["4: gpu 4pages lfu"]["line"]["dash"] == "solid"
+    assert lines["1: gpu 8pages lru"]["line"]["dash"] == "dash"
+    shown = {name for name, trace in lines.items() if trace.get("visible", True)}
+    assert shown == {"5: gpu 8pages lfu", "0: gpu 4pages lru", "1: gpu 8pages lru"}, (
+        "the best, the worst, and LRU beside the best"
+    )
+    few = figures_of(runs[:3])["Hit rate over the run"]["data"]
+    assert all("visible" not in trace for trace in few)
