@@ -23,6 +23,7 @@ from kvsim.results.result import RunRecord, to_json
 HOLDS, UNTRIED, REFUSED = "holds", "dearer", "cannot run"
 LOOKS = {True: ("holds", "#0a9e74", "circle"), False: ("does not hold", "#d55e00", "x")}
 """By whether a configuration holds: its name in the legend, colour and symbol."""
+RING = {"color": "#0a9e74", "size": 18, "symbol": "circle-open", "line": {"width": 2}}
 
 
 def write_plan(folder: Path, record: RunRecord) -> None:
@@ -163,7 +164,9 @@ def _figure(record: RunRecord, key: str, title: str, y_format: str, limit: float
         "type": "scatter", "mode": "lines", "name": "Pareto set", "x": [price for price, _ in front], "y": [y for _, y in front],
         "line": {"color": GREY, "dash": "dot", "shape": "hv"}, "hoverinfo": "skip",
     }  # fmt: skip
-    traces = [line, *(_marks(points, key, holds) for holds in LOOKS)]
+    winner = [(at, one) for at, one in points if at == record["cheapest"]]
+    ring = _marks(winner, key, True) | {"name": "the cheapest that holds", "marker": RING}
+    traces = [line, *(_marks(points, key, holds) for holds in LOOKS), ring]
     across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": limit, "y1": limit, "line": {"color": GREY, "width": 1}}
     return laid_out(
         [trace for trace in traces if trace["x"]], f"price ({record['price_unit']})", title, y_format,

@@ -1,7 +1,7 @@
 """How to start a configuration on vLLM or SGLang, alone or with LMCache: one row per server, one entry per flag.
 
 Read in vLLM 0.33.0 (``config/cache.py``, ``engine/arg_utils.py``), SGLang 0.5.23 (``arg_groups``,
-``mem_cache/memory_pool_host.py``) and LMCache (``v1/config.py``, its page "Configuring LMCache"). Sizes differ in what they are of:
+``mem_cache/memory_pool_host.py``) and LMCache (``v1/config.py``, "Configuring LMCache"). Sizes differ in what they are of:
 ``--kv-offloading-size`` is in GiB for all GPUs of an engine, ``--hicache-size`` in whole GB (1e9 bytes) for each of them, and
 LMCache's sizes are in GiB for the worker of each.
 """
@@ -116,8 +116,11 @@ def lmcache(setup: Setup) -> str:
     return "\n".join(lines)
 
 
+OF_TIERS = {"placement": "cpu", "prefetch": "disk"}
+"""Groups that are of no matter without a tier."""
 OF_VLLM = {"scheduling": {"fcfs": "fcfs", "priority": "priority"}, "eviction": {"lru": "lru"}}
-OF_VLLM_OFFLOADING = OF_VLLM | {"eviction@tiers.cpu.eviction": {"lru": "lru"}}
+STORES_ALL = {"write_through": "", "store_threshold": ""}
+OF_VLLM_OFFLOADING = OF_VLLM | {"eviction@tiers.cpu.eviction": {"lru": "lru"}, "placement": STORES_ALL}
 OF_SGLANG = {
     "scheduling": {"fcfs": "fcfs", "longest_prefix": "lpm", "dfs_weight": "dfs-weight"},
     "eviction": {name: name for name in ("lru", "lfu", "slru", "fifo", "mru", "filo", "priority")},
@@ -125,8 +128,12 @@ OF_SGLANG = {
 OF_HICACHE = OF_SGLANG | {
     "placement": {name: name for name in ("write_through", "write_through_selective", "write_back")},
     "eviction@tiers.cpu.eviction": {"lru": "lru"},
+    "prefetch": {"adaptive": ""},
 }
-OF_LMCACHE = {"eviction@tiers.cpu.eviction": {name: name.upper() for name in ("lru", "lfu", "fifo", "mru")}}
+OF_LMCACHE = {
+    "placement": STORES_ALL,
+    "eviction@tiers.cpu.eviction": {name: name.upper() for name in ("lru", "lfu", "fifo", "mru")},
+}
 
 VLLM_FLAGS: dict[str, Value] = {
     "--tensor-parallel-size": lambda setup: setup.gpus,
@@ -153,6 +160,7 @@ HICACHE_FLAGS: dict[str, Value] = {
     "--hicache-size": _of_tier(_cpu, lambda setup: int(_per_gpu(setup.cpu_bytes, setup, 10**9)) or None),
     "--hicache-write-policy": _of_tier(_cpu, _policy(OF_HICACHE, "placement")),
     "--hicache-storage-backend": _of_tier(_disk, lambda setup: "file"),
+    "--hicache-storage-prefetch-policy": _of_tier(_disk, lambda setup: setup.plan.config["prefetch"].get("stop")),
 }
 CONNECTOR = """'{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}'"""
 
@@ -170,6 +178,13 @@ def _unlimited_storage(setup: Setup) -> str:
     return "the storage in files is not limited to the size of the drive by these flags" if setup.disk_bytes else ""
 
 
+def _threshold(setup: Setup) -> str:
+    node = setup.plan.config["placement"]
+    if not setup.cpu_bytes or setup.choice("placement") != "store_threshold" or node.get("k", 0) < 2:
+        return ""
+    return f"placement.k={node['k']} is store_threshold of kv_connector_extra_config in --kv-transfer-config"
+
+
 def _chunks(setup: Setup) -> str:
     return f"LMCache stores chunks of 256 tokens; the simulation had pages of {setup.plan.page_tokens}"
 
@@ -178,7 +193,7 @@ SERVERS = (
     Server(
         name="vLLM", engine="vLLM", command=f"vllm serve {MODEL}", policies=OF_VLLM_OFFLOADING, tiers=("gpu", "cpu"),
         flags=VLLM_FLAGS | {"--kv-offloading-size": _of_tier(_cpu, lambda setup: _number(setup.cpu_bytes / GIB))},
-        environment={}, files={},
+        environment={}, files={}, notes=(_threshold,),
     ),
     Server(
         name="vLLM with LMCache", engine="vLLM", command=f"vllm serve {MODEL}", policies=OF_VLLM | OF_LMCACHE,
@@ -250,7 +265,7 @@ def _lacking(server: Server, setup: Setup, tiers: set[str]) -> list[str]:
     found = []
     for key, names in server.policies.items():
         group, _, place = key.partition("@tiers.")
-        tier = place.partition(".")[0] or ("cpu" if group == "placement" else "gpu")
+        tier = place.partition(".")[0] or OF_TIERS.get(group, "gpu")
         if tier in tiers and setup.choice(key) not in names:
             found.append(f"{key}={setup.choice(key)} is not among what {server.name} has ({', '.join(names)})")
     return found

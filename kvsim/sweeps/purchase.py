@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from kvsim.plans.capacity import bytes_of
 from kvsim.plans.plan import Plan
+from kvsim.results.diagnosis import NONE
 from kvsim.results.result import RunRecord
 from kvsim.settings import catalog
 from kvsim.sweeps.composition import Compositions
@@ -23,6 +24,7 @@ from kvsim.sweeps.prices import NO_DRIVE, Prices, overrides
 
 HOLDS, FAILS, REFUSED, SKIPPED, DEARER = "holds", "fails", "cannot run", "fails for certain", "dearer"
 """How a candidate ends; those of ``SKIPPED`` and ``DEARER`` have not been run."""
+BUSY = 0.5
 OWN = ("hardware", "hardware.gpus", "cluster.engines", "tiers.cpu.capacity", "tiers.disk.capacity", "tiers.remote.capacity")
 """Settings that have a price: only the file of prices may choose them."""
 SIZES = ("hardware", "cluster", "tiers")
@@ -75,38 +77,38 @@ class Ended:
 def candidates(prices: Prices, given: Sequence[str], compositions: Compositions) -> list[Candidate]:
     """Return all combinations of the choices, with the overrides of the command line, cheapest first. Raises UsageError."""
     chosen, found = prices.choices, list[Candidate]()
-    all_values = product(prices.listed.gpus, chosen.engines, chosen.gpus_per_engine, chosen.cpu, chosen.drives, chosen.policies)
-    for gpu, engines, gpus, cpu, drive, policy in all_values:
-        one = Candidate(
-            gpu=gpu,
-            engines=engines,
-            gpus=gpus,
-            cpu_bytes=bytes_of(cpu),
-            drive=drive,
-            disk_bytes=prices.drives[drive].n_bytes,
-            policy=policy,
-            lines=(*given, *overrides(policy), *_hardware(prices, gpu, engines, gpus, cpu, drive, given)),
-        )
-        found.append(replace(one, price=_price(prices, one, compositions.compose(one.lines).config)))
+    for drive, policy in product(chosen.drives, chosen.policies):
+        lines = (*given, *overrides(policy), *prices.drives[drive].lines)
+        config = compositions.compose(lines).config
+        for gpu, engines, gpus, cpu in product(prices.listed.gpus, chosen.engines, chosen.gpus_per_engine, chosen.cpu):
+            per_host = config.cluster.engines_per_host or prices.engines_per_host(engines, gpus) or engines
+            one = Candidate(
+                gpu=gpu,
+                engines=engines,
+                gpus=gpus,
+                cpu_bytes=bytes_of(cpu),
+                drive=drive,
+                disk_bytes=prices.drives[drive].n_bytes,
+                policy=policy,
+                lines=(*lines, *_hardware(gpu, engines, gpus, cpu, per_host, lines)),
+            )
+            found.append(replace(one, price=_price(prices, one, -(-engines // per_host), config)))
     return sorted(found, key=lambda one: (one.price, one.engines * one.gpus, one.memory_bytes))
 
 
-def _hardware(prices: Prices, gpu: str, engines: int, gpus: int, cpu: Any, drive: str, given: Sequence[str]) -> list[str]:
+def _hardware(gpu: str, engines: int, gpus: int, cpu: Any, per_host: int, before: Sequence[str]) -> list[str]:
     """Return the overrides for hardware. Engines that are processes of their own have each their part of a host's memory."""
-    keys = {line.partition("=")[0] for line in given}
+    keys = {line.partition("=")[0] for line in before}
     lines = [f"hardware={gpu}", f"hardware.gpus={gpus}", f"cluster.engines={engines}", f"tiers.cpu.capacity={cpu}"]
     lines += ["tiers.gpu.capacity=auto"] if "tiers.gpu.capacity" not in keys else []
     lines += ["tiers.cpu.scope=engine"] if engines > 1 and bytes_of(cpu) and "tiers.cpu.scope" not in keys else []
-    own = prices.drives[drive].lines
+    lines += [f"cluster.engines_per_host={per_host}"] if per_host < engines and "cluster.engines_per_host" not in keys else []
     is_measured = any(setting.key.startswith("hardware.disk_curves") for setting in catalog.settings_of("hardware", gpu))
-    has_rates = any(line.startswith("hardware.") for line in own)
-    per_host = prices.engines_per_host(engines, gpus)
-    lines += [] if per_host is None or "cluster.engines_per_host" in keys else [f"cluster.engines_per_host={per_host}"]
-    return [*lines, *own, *(["hardware.disk_curves=null"] if is_measured and has_rates else [])]
+    has_rates = any(key.startswith("hardware.disk_") and key.endswith("bytes_per_s") for key in keys)
+    return [*lines, *(["hardware.disk_curves=null"] if is_measured and has_rates else [])]
 
 
-def _price(prices: Prices, one: Candidate, config: DictConfig) -> float:
-    hosts = -(-one.engines // (config.cluster.engines_per_host or one.engines))
+def _price(prices: Prices, one: Candidate, hosts: int, config: DictConfig) -> float:
     drives = 0 if one.drive == NO_DRIVE else 1 if config.tiers.disk.scope == "cluster" else hosts
     return prices.price(one.gpu, one.engines * one.gpus, one.cpu_bytes * hosts, one.drive, drives)
 
@@ -188,14 +190,24 @@ def _rejected(ended: Ended) -> str:
 
 
 def why(ended: Ended, attainment: float, alone: Callable[[], Sequence[str]]) -> str:
-    """Return why a run does not hold: what held requests up or, if nothing did, what they take ``alone``; and what was rejected,
-    which comes first if it is reason enough."""
+    """Return why a run does not hold: what held requests up, and what was rejected, which comes first if it is reason enough.
+
+    If nothing was busy for ``BUSY`` of the run, what requests take ``alone`` comes before what held them up.
+    """
     assert ended.result is not None
     diagnosis = ended.result["diagnosis"]
-    parts = [] if diagnosis is None else list(alone()) if diagnosis["bottleneck"] == "none" else [diagnosis["text"]]
+    parts = [] if diagnosis is None else [diagnosis["text"]]
+    if diagnosis is not None and _busy(diagnosis) < BUSY:
+        parts[:0] = alone()
     if ended.result["rejected"]:
         parts.insert(0 if rejects_too_many(ended, attainment) else len(parts), _rejected(ended))
     return "; ".join(parts)
+
+
+def _busy(diagnosis: dict[str, Any]) -> float:
+    """Return the share of a run in which its bottleneck was busy; 1 for room, which is no resource that works."""
+    name = diagnosis["bottleneck"]
+    return 0.0 if name == NONE else float(diagnosis["busy"].get(name, 1.0))
 
 
 def cheapest(ended: Sequence[Ended]) -> int | None:
