@@ -106,8 +106,7 @@ def _check_own(asked: Asked, path: str) -> None:
     """Raise UsageError for a setting that the file of prices chooses."""
     keys = keys_of(asked.overrides)
     if key := next((key for key in OWN if key in keys), None):
-        where = "which has no price there" if key.startswith("tiers.remote") else "which chooses hardware by its price"
-        raise UsageError(f"{key}: leave it to {path}, {where}")
+        raise UsageError(f"{key}: leave it out: {path} chooses what costs money, and what has no price there cannot be chosen")
 
 
 class _Search:

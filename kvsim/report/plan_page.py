@@ -51,7 +51,7 @@ def print_plan(record: RunRecord, console: Console) -> None:
         console.print(Text(f"\n{title}", "bold"))
         console.print(Text(text), soft_wrap=True)
         if note:
-            console.print(Text(note, "dim"), width=min(width, 100))
+            console.print(Text(f"Note: {note}", "dim"), width=min(width, 100))
 
 
 def question(record: RunRecord) -> str:

@@ -186,9 +186,9 @@ def test_a_policy_that_changes_nothing_is_left_out_once(folder: Path, capsys: py
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("cluster.engines=2",), "cluster.engines: leave it to prices.yaml"),
-        (("hardware=h100",), "hardware: leave it to prices.yaml"),
-        (("tiers.remote.capacity=1GiB",), "tiers.remote.capacity: leave it to prices.yaml, which has no price there"),
+        (("cluster.engines=2",), "cluster.engines: leave it out: prices.yaml chooses what costs money"),
+        (("hardware=h100",), "hardware: leave it out: prices.yaml"),
+        (("tiers.remote.capacity=1GiB",), "tiers.remote.capacity: leave it out: prices.yaml"),
         (("slo.ttft_s=null",), "slo: set slo.ttft_s or slo.tpot_s, or both: kvsim plan searches for the cheapest configuration"),
         (("plan.prices=null",), "prices is missing: set prices=FILE"),
         (("plan.beyond=-1",), "plan.beyond must be"),
