@@ -22,7 +22,7 @@ from kvsim.hardware.tier_kinds import ALWAYS, FILE, LEVELS, REMOTE, TIER_KINDS, 
 from kvsim.model.spec import ModelSource, ModelSpec
 from kvsim.numbers import Real, Whole, check_settings
 from kvsim.plans.cluster_settings import ClusterSettings
-from kvsim.plans.combinations import check_against_server, check_plan, check_search
+from kvsim.plans.combinations import SEARCHES, check_against_server, check_plan, check_search
 from kvsim.plans.command_settings import DiskSettings, SaturateSettings, SweepSettings
 from kvsim.plans.construct import check_names, construct, refuse_infinite, with_key
 from kvsim.plans.engine_memory import check_memory
@@ -55,9 +55,9 @@ AGAINST_SERVER = "validate server"
 """``kvsim validate`` with a server, or with results of one, in place of this machine."""
 SHADOW = "shadow"
 """``kvsim shadow``, whose ghosts are replays."""
-RUNS_AS = {"saturate": "simulate", AGAINST_SERVER: "simulate", "serve": "simulate", SHADOW: "replay"}
+RUNS_AS = {"saturate": "simulate", "plan": "simulate", AGAINST_SERVER: "simulate", "serve": "simulate", SHADOW: "replay"}
 """Commands that run another one, whose checks apply."""
-NOT_RECORDED = ("output", "sweep", "validate", "server", "results", "saturate", "serve", "shadow")
+NOT_RECORDED = ("output", "sweep", "validate", "server", "results", "saturate", "plan", "serve", "shadow")
 """Settings that do not affect the result and are not recorded with it."""
 
 
@@ -85,7 +85,7 @@ class RunSettings:
 
 
 def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), choices: Mapping[Any, Any] | None = None) -> Plan:
-    """Build a command's plan: simulate, saturate, replay, curve, validate, ``AGAINST_SERVER``, serve, ``SHADOW``.
+    """Build a command's plan: simulate, saturate, plan, replay, curve, validate, ``AGAINST_SERVER``, serve, ``SHADOW``.
 
     Raises UsageError.
 
@@ -159,8 +159,8 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
     if rules.cache_output is None and command == "replay" and not plan.replay.hold_output:
         plan = plan.with_answers(False)
     refuse_infinite("", config)
-    if asked == "saturate":
-        check_search(plan, keys)
+    if asked in SEARCHES:
+        check_search(plan, asked, keys)
     check_plan(plan, command, keys)
     if asked == AGAINST_SERVER:
         check_against_server(plan, keys)
@@ -237,6 +237,7 @@ def resolve(cfg: DictConfig) -> Config:
         "disk",
         "curve",
         "saturate",
+        "plan",
         "slo",
         "sweep",
         "validate",

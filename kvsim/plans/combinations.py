@@ -12,11 +12,18 @@ from kvsim.plans.substrate_choice import SUBSTRATES
 from kvsim.policies.checkpoint.none import NoCheckpoint
 from kvsim.policies.eviction.base import BypassEviction
 from kvsim.policies.prefetch.none import NoPrefetch
+from kvsim.results.slo import Slo
 from kvsim.settings.unused_settings import ALLREDUCE, given, keys_of
 
 INTERCONNECT = ("hardware.interconnect_bytes_per_s", "hardware.interconnect_latency_s")
 OF_MEMORY = ("hardware", "hardware.gpus", "hardware.memory_bytes")
 """What ``tiers.gpu.capacity=auto`` reads of the machine, even in a replay."""
+
+SEARCHES = {
+    "saturate": "the highest rate that meets them",
+    "plan": "the cheapest configuration that meets them",
+}
+"""The commands that need objectives, and what they search for."""
 
 
 def check_plan(plan: Plan, command: str, overrides: Iterable[str]) -> None:
@@ -141,14 +148,17 @@ def _check_cluster(plan: Plan, keys: set[str]) -> None:
         )
 
 
-def check_search(plan: Plan, keys: set[str]) -> None:
-    """Raise UsageError for a search for the highest rate without objectives, or with two rates to begin with."""
-    if not plan.slo.is_set:
-        raise UsageError(
-            "slo: set slo.ttft_s or slo.tpot_s, or both: kvsim saturate searches for the highest rate that meets them"
-        )
+def check_search(plan: Plan, command: str, keys: set[str]) -> None:
+    """Raise UsageError for a search without objectives, or with two rates to begin with."""
+    check_objectives(plan.slo, command)
     if "trace.rate" in keys and plan.saturate.rate is not None:
         raise NoEffect("trace.rate", "with saturate.rate, the rate that is run first", "leave one of them out")
+
+
+def check_objectives(slo: Slo, command: str) -> None:
+    """Raise UsageError for a search without objectives."""
+    if not slo.is_set:
+        raise UsageError(f"slo: set slo.ttft_s or slo.tpot_s, or both: kvsim {command} searches for {SEARCHES[command]}")
 
 
 def _check_hardware(plan: Plan, command: str, keys: set[str]) -> None:

@@ -67,6 +67,19 @@ class Prices:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlanSettings:
+    """What ``kvsim plan`` reads, and how far it looks."""
+
+    prices: str | None = None
+    """The file of prices and choices."""
+    beyond: float | None = 1.0
+    """Share above the price of the cheapest configuration that holds, up to which others are simulated; None: all are."""
+
+    def __post_init__(self) -> None:
+        check_settings(self, Real(least=0), "beyond", or_null=True, hint="it is a share of the price")
+
+
+@dataclass(frozen=True, kw_only=True)
 class SaturateSettings:
     """How the highest rate is searched for."""
 

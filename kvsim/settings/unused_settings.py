@@ -8,38 +8,53 @@ from collections.abc import Iterable
 ALLREDUCE = tuple([f"hardware.allreduce_{name}" for name in ("bytes_per_s", "peer_bytes_per_s", "latency_s", "steps")])
 """Settings of the communication of tensor-parallel GPUs, the one that makes it take time first."""
 WITHOUT_EFFECT = {
-    "simulate": ("replay", "curve", "print_tree", "validate", "server", "results", "saturate", "shadow", "serve"),
+    "simulate": ("replay", "curve", "print_tree", "validate", "server", "results", "saturate", "shadow", "serve", "plan"),
     "saturate": (
         "replay", "curve", "print_tree", "validate", "server", "results", "timeline", "events", "logger", "sweep.objective",
-        "shadow", "serve",
+        "shadow", "serve", "plan",
+    ),
+    "plan": (
+        "replay", "curve", "print_tree", "validate", "server", "results", "timeline", "events", "logger", "sweep", "shadow",
+        "serve", "substrate", "disk", "cluster.prefill", "cluster.decode", "cluster.decode_routing", "saturate.tolerance",
+        "saturate.most_runs", "saturate.price_per_hour",
     ),
     "replay": (
         "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "validate", "server",
         "results", "slo", "saturate", "hardware.rank_jitter", "hardware.rank_faults", "hardware.noise", *ALLREDUCE,
-        "rules.cache_chunks", "shadow", "serve",
+        "rules.cache_chunks", "shadow", "serve", "plan",
     ),
     "validate": (
-        "replay", "curve", "print_tree", "substrate", "logger", "events", "slo", "saturate", "shadow", "serve", *ALLREDUCE,
+        "replay", "curve", "print_tree", "substrate", "logger", "events", "slo", "saturate", "shadow", "serve", "plan", *ALLREDUCE,
     ),
     "validate server": (
         "replay", "curve", "print_tree", "substrate", "disk", "logger", "timeline", "events", "slo", "saturate", "sweep",
-        "validate.measured", "validate.link_bytes", "shadow", "serve",
+        "validate.measured", "validate.link_bytes", "shadow", "serve", "plan",
     ),
     "curve": (
+<<<<<<< HEAD
         "engine", "hardware", "drive", "network", "substrate", "disk", "replay", "tiers", "eviction", "placement",
         "prefetch", "checkpoint", "routing", "scheduling", "cluster", "preset", "print_tree", "timeline", "events",
         "logger", "sweep.objective", "validate", "server", "results", "slo", "saturate", "rules.cache_chunks", "shadow",
         "serve",
+=======
+        "engine", "hardware", "substrate", "disk", "replay", "tiers", "eviction", "placement", "prefetch", "checkpoint",
+        "routing", "scheduling", "cluster", "preset", "print_tree", "timeline", "events", "logger", "sweep.objective", "validate",
+        "server", "results", "slo", "saturate", "rules.cache_chunks", "shadow", "serve", "plan",
+>>>>>>> h-plan
     ),
     "shadow": (
         "trace", "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "events", "validate",
         "server", "results", "slo", "saturate", "sweep", "warmup", "print_tree", "hardware.rank_jitter", "hardware.rank_faults",
+<<<<<<< HEAD
         "hardware.noise", *ALLREDUCE, "rules.cache_chunks", "serve",
+=======
+        "hardware.noise", "rules.cache_chunks", "serve", "plan",
+>>>>>>> h-plan
     ),
     "serve": (
         "trace", "replay", "curve", "print_tree", "validate", "server", "results", "saturate", "slo", "sweep", "substrate",
         "disk", "warmup", "timeline", "events", "output", "logger", "routing", "cluster.prefill", "cluster.decode",
-        "cluster.decode_routing", "cluster.failures", "engine.reset_at_s", "shadow",
+        "cluster.decode_routing", "cluster.failures", "engine.reset_at_s", "shadow", "plan",
     ),
 }  # fmt: skip
 """By command, groups and settings; a section stands for all below it. ``validate server`` is ``kvsim validate`` with a server, or

@@ -94,9 +94,11 @@ def held(folder: str) -> "Iterator[subprocess.Popen[bytes]]":
             holder.kill()
 
 
-@pytest.mark.parametrize("command", ["replay", "curve", "saturate"])
+@pytest.mark.parametrize("command", ["replay", "curve", "saturate", "plan"])
 def test_a_second_run_into_a_folder_is_told_who_holds_it(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = ["trace.sessions=3", *(["slo.ttft_s=1"] if command == "saturate" else []), "output=run"]
+    (folder / "prices.yaml").write_text("per: hour\ngpus: {h200: 1}\n")
+    of_searches = {"saturate": ["slo.ttft_s=9"], "plan": ["slo.ttft_s=9", "prices=prices.yaml"]}
+    settings = ["trace.sessions=3", *of_searches.get(command, []), "output=run"]
     with held("run") as holder:
         assert main([command, *settings]) == 2
         (line,) = said(capsys)

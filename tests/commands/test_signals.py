@@ -94,6 +94,20 @@ def test_a_search_keeps_the_rates_that_have_run(name: str, folder: Path, capfd: 
     assert not list((folder / "out").rglob("*.part")) and not (folder / "out" / "saturate.json").exists()
 
 
+@pytest.mark.parametrize("name", ENDS)
+def test_a_plan_keeps_the_configurations_that_have_run(name: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "mine.py").write_text(policy(2, name))
+    (folder / "prices.yaml").write_text("per: hour\ngpus: {h100: 3, l40s: 1}\n")
+    code, line = ENDS[name]
+    assert main(["plan", "prices=prices.yaml", "slo.ttft_s=0.001", *RUN]) == code
+    assert capfd.readouterr().err == line
+    assert [path.parent.name for path in (folder / "out").glob("*/result.json")] == ["0"]
+    assert not list((folder / "out").rglob("*.part")) and not (folder / "out" / "plan.json").exists()
+    before = (folder / "out" / "0" / "result.json").stat().st_mtime_ns
+    assert main(["plan", "prices=prices.yaml", "slo.ttft_s=0.001", *RUN]) == 1
+    assert (folder / "out" / "0" / "result.json").stat().st_mtime_ns == before and (folder / "out" / "plan.json").exists()
+
+
 @pytest.mark.parametrize("name", IN_ONE_LINE)
 @pytest.mark.parametrize("how", ["in_cleanup()", "InCallback()"])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -22,6 +22,7 @@ from kvsim.hardware.spec import HardwareSpec
 from kvsim.model.spec import ModelSource
 from kvsim.plans.arguments import FAMILIES
 from kvsim.plans.build import build_run
+from kvsim.plans.command_settings import PlanSettings
 from kvsim.plans.construct import construct
 from kvsim.run.curves import curve_settings
 from kvsim.run.execute import draw, execute
@@ -49,6 +50,7 @@ OF_COMMANDS = {"replay": "replay", "curve": "curve"}
 OF_SERVERS: dict[str, tuple[dict[str, Any], tuple[type, ...]]] = {
     "server": ({"url": "http://localhost"}, (ServerSettings,)),
     "serve": ({}, (ServeSettings,)),
+    "plan": ({}, (PlanSettings,)),
     "shadow": ({"log": "log.jsonl"}, (SourceSettings, ShadowSettings)),
 }
 """Sections that are read before anything runs, with what must be set there, and the classes that share their settings."""

@@ -1,0 +1,271 @@
+"""How to start a configuration on vLLM or SGLang, alone or with LMCache: one row per server, one entry per flag.
+
+Read in vLLM 0.33.0 (``config/cache.py``, ``engine/arg_utils.py``), SGLang 0.5.23 (``arg_groups``,
+``mem_cache/memory_pool_host.py``) and LMCache (``v1/config.py``, "Configuring LMCache"). Sizes differ in what they are of:
+``--kv-offloading-size`` is in GiB for all GPUs of an engine, ``--hicache-size`` in whole GB (1e9 bytes) for each of them, and
+LMCache's sizes are in GiB for the worker of each.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvsim.plans.plan import Plan
+from kvsim.results.rates import size
+
+GIB = 2**30
+MODEL = "MODEL"
+"""Stands for the name or the folder of the model."""
+LMCACHE_FILE, FOLDER = "lmcache.yaml", "/mnt/kv"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A configuration to start: its plan, and the sizes of an engine, in bytes."""
+
+    plan: Plan
+    cpu_bytes: int
+    disk_bytes: int
+
+    @property
+    def gpus(self) -> int:
+        return self.plan.hardware.gpus
+
+    @property
+    def kv_bytes(self) -> int | None:
+        """What the GPU tier has; None if that is what the weights leave, or unlimited."""
+        capacity = self.plan.tiers[0].capacity_pages
+        is_given = self.plan.gpu_memory is None and capacity is not None
+        return (capacity or 0) * self.plan.model.page_bytes(self.plan.page_tokens) if is_given else None
+
+    @property
+    def static_fraction(self) -> float | None:
+        """Share of the memory for weights and KV; None unless the weights decide how much is for KV."""
+        memory = self.plan.gpu_memory
+        return None if memory is None else (memory.weights_bytes + memory.states_bytes + memory.kv_bytes) / memory.memory_bytes
+
+    def choice(self, key: str) -> str:
+        """Return the name that was chosen from a group, or for a tier; that of all tiers if it has none of its own."""
+        choices = self.plan.choices
+        return choices.get(key, choices.get(key.partition("@")[0], ""))
+
+
+Value = Callable[[Setup], Any]
+"""What a flag is set to: None leaves it out, and True is a flag without a value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """How a configuration is started on one server."""
+
+    name: str
+    engine: str
+    """The engine whose rules a simulation may have had, besides kvsim's own."""
+    command: str
+    flags: Mapping[str, Value]
+    policies: Mapping[str, Mapping[str, str]]
+    """By group, or group and tier: kvsim's names of the policies that the server has, and its own names for them."""
+    tiers: tuple[str, ...]
+    """Tiers that it has."""
+    environment: Mapping[str, Value]
+    files: Mapping[str, Callable[[Setup], str]]
+    shared_tiers: tuple[str, ...] = ()
+    """Tiers that engines on one host share."""
+    is_for_lower_tiers: bool = False
+    notes: tuple[Callable[[Setup], str], ...] = ()
+
+
+def _per_gpu(n_bytes: int, setup: Setup, unit: int) -> float:
+    return n_bytes / setup.gpus / unit
+
+
+def _number(value: float) -> str:
+    """Write a size with at most two decimals, never more than there is."""
+    return f"{int(value * 100 + 1e-6) / 100:g}"
+
+
+def _of_tier(n_bytes: Callable[[Setup], int], value: Value) -> Value:
+    return lambda setup: value(setup) if n_bytes(setup) else None
+
+
+def _cpu(setup: Setup) -> int:
+    return setup.cpu_bytes
+
+
+def _disk(setup: Setup) -> int:
+    return setup.disk_bytes
+
+
+def _policy(server: Mapping[str, Mapping[str, str]], key: str) -> Value:
+    return lambda setup: server[key].get(setup.choice(key))
+
+
+def lmcache(setup: Setup) -> str:
+    """Return LMCache's file of settings."""
+    lines = [
+        "chunk_size: 256",
+        f"local_cpu: {str(bool(setup.cpu_bytes)).lower()}",
+        f"max_local_cpu_size: {_number(_per_gpu(setup.cpu_bytes, setup, GIB))}  # GiB, for each GPU's worker",
+        f"cache_policy: {OF_LMCACHE['eviction@tiers.cpu.eviction'].get(setup.choice('eviction@tiers.cpu.eviction'), 'LRU')}",
+    ]
+    if setup.disk_bytes:
+        lines += [
+            f"local_disk: file://{FOLDER}",
+            f"max_local_disk_size: {_number(_per_gpu(setup.disk_bytes, setup, GIB))}  # GiB, for each GPU's worker",
+        ]
+    return "\n".join(lines)
+
+
+OF_TIERS = {"placement": "cpu", "prefetch": "disk"}
+"""Groups that are of no matter without a tier."""
+OF_VLLM = {"scheduling": {"fcfs": "fcfs", "priority": "priority"}, "eviction": {"lru": "lru"}}
+STORES_ALL = {"write_through": "", "store_threshold": ""}
+OF_VLLM_OFFLOADING = OF_VLLM | {"eviction@tiers.cpu.eviction": {"lru": "lru"}, "placement": STORES_ALL}
+OF_SGLANG = {
+    "scheduling": {"fcfs": "fcfs", "longest_prefix": "lpm", "dfs_weight": "dfs-weight"},
+    "eviction": {name: name for name in ("lru", "lfu", "slru", "fifo", "mru", "filo", "priority")},
+}
+OF_HICACHE = OF_SGLANG | {
+    "placement": {name: name for name in ("write_through", "write_through_selective", "write_back")},
+    "eviction@tiers.cpu.eviction": {"lru": "lru"},
+    "prefetch": {"adaptive": ""},
+}
+OF_LMCACHE = {
+    "placement": STORES_ALL,
+    "eviction@tiers.cpu.eviction": {name: name.upper() for name in ("lru", "lfu", "fifo", "mru")},
+}
+
+VLLM_FLAGS: dict[str, Value] = {
+    "--tensor-parallel-size": lambda setup: setup.gpus,
+    "--gpu-memory-utilization": lambda setup: setup.plan.gpu_memory and f"{setup.plan.gpu_memory.gpu_memory_utilization:g}",
+    "--kv-cache-memory-bytes": lambda setup: setup.kv_bytes and setup.kv_bytes // setup.gpus,
+    "--block-size": lambda setup: setup.plan.page_tokens,
+    "--max-num-batched-tokens": lambda setup: setup.plan.engine.max_batch_tokens,
+    "--max-num-seqs": lambda setup: setup.plan.engine.max_running_requests,
+    "--scheduling-policy": _policy(OF_VLLM, "scheduling"),
+    "--enable-prefix-caching": lambda setup: True,
+}
+SGLANG_FLAGS: dict[str, Value] = {
+    "--tp-size": lambda setup: setup.gpus,
+    "--mem-fraction-static": lambda setup: setup.static_fraction and f"{setup.static_fraction:.3f}",
+    "--max-total-tokens": lambda setup: setup.kv_bytes and (setup.plan.tiers[0].capacity_pages or 0) * setup.plan.page_tokens,
+    "--page-size": lambda setup: setup.plan.page_tokens,
+    "--chunked-prefill-size": lambda setup: setup.plan.engine.max_batch_tokens,
+    "--max-running-requests": lambda setup: setup.plan.engine.max_running_requests,
+    "--schedule-policy": _policy(OF_SGLANG, "scheduling"),
+    "--radix-eviction-policy": _policy(OF_SGLANG, "eviction"),
+}
+HICACHE_FLAGS: dict[str, Value] = {
+    "--enable-hierarchical-cache": _of_tier(_cpu, lambda setup: True),
+    "--hicache-size": _of_tier(_cpu, lambda setup: int(_per_gpu(setup.cpu_bytes, setup, 10**9)) or None),
+    "--hicache-write-policy": _of_tier(_cpu, _policy(OF_HICACHE, "placement")),
+    "--hicache-storage-backend": _of_tier(_disk, lambda setup: "file"),
+    "--hicache-storage-prefetch-policy": _of_tier(_disk, lambda setup: setup.plan.config["prefetch"].get("stop")),
+}
+CONNECTOR = """'{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}'"""
+
+
+def _small_host_pool(setup: Setup) -> str:
+    """SGLang asserts that a host pool has more tokens than the pool of the GPU."""
+    capacity = setup.plan.tiers[0].capacity_pages or 0
+    pool = capacity * setup.plan.model.page_bytes(setup.plan.page_tokens)
+    if not setup.cpu_bytes or setup.cpu_bytes > pool:
+        return ""
+    return f"SGLang refuses a host pool that is no larger than the pool on the GPUs: {size(setup.cpu_bytes)} to {size(pool)}"
+
+
+def _unlimited_storage(setup: Setup) -> str:
+    return "the storage in files is not limited to the size of the drive by these flags" if setup.disk_bytes else ""
+
+
+def _threshold(setup: Setup) -> str:
+    node = setup.plan.config["placement"]
+    if not setup.cpu_bytes or setup.choice("placement") != "store_threshold" or node.get("k", 0) < 2:
+        return ""
+    return f"placement.k={node['k']} is store_threshold of kv_connector_extra_config in --kv-transfer-config"
+
+
+def _chunks(setup: Setup) -> str:
+    return f"LMCache stores chunks of 256 tokens; the simulation had pages of {setup.plan.page_tokens}"
+
+
+SERVERS = (
+    Server(
+        name="vLLM", engine="vLLM", command=f"vllm serve {MODEL}", policies=OF_VLLM_OFFLOADING, tiers=("gpu", "cpu"),
+        flags=VLLM_FLAGS | {"--kv-offloading-size": _of_tier(_cpu, lambda setup: _number(setup.cpu_bytes / GIB))},
+        environment={}, files={}, notes=(_threshold,),
+    ),
+    Server(
+        name="vLLM with LMCache", engine="vLLM", command=f"vllm serve {MODEL}", policies=OF_VLLM | OF_LMCACHE,
+        tiers=("gpu", "cpu", "disk"), flags=VLLM_FLAGS | {"--kv-transfer-config": lambda setup: CONNECTOR},
+        environment={"LMCACHE_CONFIG_FILE": lambda setup: LMCACHE_FILE}, files={LMCACHE_FILE: lmcache}, is_for_lower_tiers=True,
+        notes=(_chunks,),
+    ),
+    Server(
+        name="SGLang", engine="SGLang", command=f"python -m sglang.launch_server --model-path {MODEL}", policies=OF_HICACHE,
+        tiers=("gpu", "cpu", "disk"), flags=SGLANG_FLAGS | HICACHE_FLAGS,
+        environment={"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": _of_tier(_disk, lambda setup: FOLDER)}, files={},
+        shared_tiers=("disk",), notes=(_small_host_pool, _unlimited_storage),
+    ),
+    Server(
+        name="SGLang with LMCache", engine="SGLang", command=f"python -m sglang.launch_server --model-path {MODEL}",
+        policies=OF_SGLANG | OF_LMCACHE, tiers=("gpu", "cpu", "disk"),
+        flags=SGLANG_FLAGS | {"--enable-lmcache": lambda setup: True},
+        environment={"LMCACHE_CONFIG_FILE": lambda setup: LMCACHE_FILE}, files={LMCACHE_FILE: lmcache}, is_for_lower_tiers=True,
+        notes=(_chunks,),
+    ),
+)  # fmt: skip
+
+
+def starts(setup: Setup) -> list[dict[str, Any]]:
+    """Return how to start an engine of a configuration on each server that has its tiers: name, command, files, notes."""
+    tiers = {tier.name for tier in setup.plan.tiers}
+    own = setup.plan.rules.engine
+    fitting = [
+        server
+        for server in SERVERS
+        if own in ("", server.engine) and tiers <= set(server.tiers) and (len(tiers) > 1 or not server.is_for_lower_tiers)
+    ]
+    return [
+        {
+            "server": server.name,
+            "command": _command(server, setup),
+            "files": {name: text(setup) for name, text in server.files.items()},
+            "notes": [
+                *_lacking(server, setup, tiers),
+                *_shared(server, setup),
+                *filter(None, (note(setup) for note in server.notes)),
+            ],
+        }
+        for server in fitting
+    ]
+
+
+def _command(server: Server, setup: Setup) -> str:
+    before = [f"{name}={value}" for name, given in server.environment.items() if (value := given(setup)) is not None]
+    words = []
+    for flag, given in server.flags.items():
+        value = given(setup)
+        if value is not None:
+            words.append(flag if value is True else f"{flag} {value}")
+    return " \\\n    ".join([" ".join([*before, server.command]), *words])
+
+
+def _shared(server: Server, setup: Setup) -> list[str]:
+    """Say what engines of a host share in the simulation, and not on the server."""
+    layout = setup.plan.layout
+    if len(set(layout.hosts)) == layout.engines:
+        return []
+    names = [tier.name for tier in setup.plan.tiers[1:] if tier.scope != "engine" and tier.name not in server.shared_tiers]
+    return [f"engines of a host shared the {name} tier in the simulation; here each has its part" for name in names]
+
+
+def _lacking(server: Server, setup: Setup, tiers: set[str]) -> list[str]:
+    """Say which policies of the simulation the server does not have."""
+    found = []
+    for key, names in server.policies.items():
+        group, _, place = key.partition("@tiers.")
+        tier = place.partition(".")[0] or OF_TIERS.get(group, "gpu")
+        if tier in tiers and setup.choice(key) not in names:
+            found.append(f"{key}={setup.choice(key)} is not among what {server.name} has ({', '.join(names)})")
+    return found

@@ -1,0 +1,120 @@
+"""How a configuration is started on vLLM, SGLang and LMCache: flags by their names, sizes in the units that they have."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import yaml
+
+from kvsim.plans.build import build_run
+from kvsim.settings.configuration import compose_with_choices
+from kvsim.sweeps.engine_flags import SERVERS, Setup, starts
+from tests.docs.modules import ROOT
+
+GIB = 2**30
+TWO = ("model=llama3_8b", "hardware=h100", "hardware.gpus=2", "tiers.gpu.capacity=auto")
+
+
+@cache
+def started(*overrides: str, cpu: int = 0, disk: int = 0) -> dict[str, dict[str, Any]]:
+    """By server, with these bytes of CPU memory and disk for each engine."""
+    tiers = (f"tiers.cpu.capacity={cpu}B", f"tiers.disk.capacity={disk}B")
+    words = (*TWO, *overrides, *(tier for tier, n_bytes in zip(tiers, (cpu, disk), strict=True) if n_bytes))
+    config, choices = compose_with_choices(words)
+    plan = build_run(config, command="simulate", overrides=words, choices=choices)
+    return {one["server"]: one for one in starts(Setup(plan=plan, cpu_bytes=cpu, disk_bytes=disk))}
+
+
+def flags(command: str) -> dict[str, str]:
+    """The flags of a command with their values; empty for one without."""
+    lines = [line.strip(" \\") for line in command.splitlines()[1:]]
+    return {flag: value for flag, _, value in (line.partition(" ") for line in lines)}
+
+
+def test_a_gpu_tier_alone_has_both_engines_and_no_lower_tier() -> None:
+    found = started()
+    assert list(found) == ["vLLM", "SGLang"]
+    assert flags(found["vLLM"]["command"]) == {
+        "--tensor-parallel-size": "2", "--gpu-memory-utilization": "0.9", "--block-size": "16", "--max-num-seqs": "256",
+        "--max-num-batched-tokens": "8192", "--scheduling-policy": "fcfs", "--enable-prefix-caching": "",
+    }  # fmt: skip
+    assert "hicache" not in found["SGLang"]["command"] and found["vLLM"]["notes"] == []
+
+
+def test_the_share_for_weights_and_kv_is_what_utilization_leaves_of_the_workspace() -> None:
+    """0.9 of 2 x 80 GB, less 2 x 2 GiB of workspace, is 0.873 of the memory."""
+    expected = (0.9 * 160e9 - 2 * 2 * GIB) / 160e9
+    assert flags(started()["SGLang"]["command"])["--mem-fraction-static"] == f"{expected:.3f}" == "0.873"
+
+
+def test_a_given_capacity_is_given_to_the_engine() -> None:
+    """Llama 3 8B has 131,072 bytes of KV per token: 10 GiB are 81,920 tokens, 5 GiB on each of 2 GPUs."""
+    found = started("tiers.gpu.capacity=10GiB")
+    assert flags(found["vLLM"]["command"])["--kv-cache-memory-bytes"] == str(5 * GIB)
+    assert flags(found["SGLang"]["command"])["--max-total-tokens"] == "81920"
+    assert "--gpu-memory-utilization" not in found["vLLM"]["command"] and "--mem-fraction" not in found["SGLang"]["command"]
+
+
+def test_sizes_are_of_an_engine_or_of_each_gpu_and_in_the_units_of_the_server() -> None:
+    """200 GiB are 107.4 GB for each of 2 GPUs, of which SGLang takes whole ones, and 100 GiB for each of LMCache's workers."""
+    found = started(cpu=200 * GIB, disk=1024 * GIB)
+    assert list(found) == ["vLLM with LMCache", "SGLang", "SGLang with LMCache"], "vLLM's own offloading has no disk"
+    sglang = flags(found["SGLang"]["command"])
+    assert sglang["--hicache-size"] == "107" and sglang["--hicache-write-policy"] == "write_through"
+    assert sglang["--hicache-storage-backend"] == "file"
+    assert yaml.safe_load(found["vLLM with LMCache"]["files"]["lmcache.yaml"]) == {
+        "chunk_size": 256, "local_cpu": True, "max_local_cpu_size": 100, "cache_policy": "LRU", "local_disk": "file:///mnt/kv",
+        "max_local_disk_size": 512,
+    }  # fmt: skip
+    assert found["vLLM with LMCache"]["command"].startswith("LMCACHE_CONFIG_FILE=lmcache.yaml vllm serve MODEL")
+    assert flags(started(cpu=200 * GIB)["vLLM"]["command"])["--kv-offloading-size"] == "200"
+
+
+def test_what_a_server_does_not_have_is_told() -> None:
+    notes = started("eviction=arc", "scheduling=longest_prefix", "placement=write_back", cpu=200 * GIB)
+    assert notes["vLLM"]["notes"] == [
+        "scheduling=longest_prefix is not among what vLLM has (fcfs, priority)",
+        "eviction=arc is not among what vLLM has (lru)",
+        "eviction@tiers.cpu.eviction=arc is not among what vLLM has (lru)",
+        "placement=write_back is not among what vLLM has (write_through, store_threshold)",
+    ]
+    sglang = notes["SGLang"]
+    assert (
+        flags(sglang["command"])["--schedule-policy"] == "lpm"
+        and flags(sglang["command"])["--hicache-write-policy"] == "write_back"
+    )
+    assert "--radix-eviction-policy" not in sglang["command"]
+    assert any(note.startswith("eviction=arc is not among") for note in sglang["notes"])
+
+
+def test_a_host_pool_that_sglang_refuses_is_told() -> None:
+    assert started(cpu=20 * GIB)["SGLang"]["notes"][-1].startswith("SGLang refuses a host pool that is no larger than the pool")
+    assert not any("refuses" in note for note in started(cpu=200 * GIB)["SGLang"]["notes"])
+
+
+def test_the_rules_of_an_engine_are_those_of_its_server() -> None:
+    assert list(started("preset=vllm_offload", cpu=200 * GIB)) == ["vLLM", "vLLM with LMCache"]
+    assert list(started("preset=sglang")) == ["SGLang"]
+    assert started("preset=vllm_offload", "placement.k=3", cpu=200 * GIB)["vLLM"]["notes"] == [
+        "placement.k=3 is store_threshold of kv_connector_extra_config in --kv-transfer-config"
+    ]
+
+
+def test_engines_of_a_host_that_shared_a_tier_have_each_their_part() -> None:
+    notes = started("cluster.engines=2", cpu=200 * GIB)["vLLM"]["notes"]
+    assert notes == ["engines of a host shared the cpu tier in the simulation; here each has its part"]
+    assert started("cluster.engines=2", "tiers.cpu.scope=engine", cpu=200 * GIB)["vLLM"]["notes"] == []
+
+
+@pytest.mark.parametrize("engine", ["vLLM", "SGLang"])
+def test_flags_that_presets_name_too_have_the_same_names(engine: str) -> None:
+    """docs/engine_defaults.yaml was read in the engines' own files."""
+    tables = yaml.safe_load((ROOT / "docs" / "engine_defaults.yaml").read_text())
+    of_engine = [preset for preset in tables["presets"].values() if tables["engines"][preset["engine"]]["name"] == engine]
+    rows = [row for preset in of_engine for part in preset["rows"] for row in (part if isinstance(part, list) else [part])]
+    named = {row["flag"] for row in rows if row["flag"].startswith("--")}
+    mine = {flag for server in SERVERS if server.engine == engine for flag in server.flags}
+    assert len(mine & named) >= 6
+    own = {"--tensor-parallel-size", "--gpu-memory-utilization", "--kv-cache-memory-bytes", "--kv-transfer-config", "--tp-size",
+           "--mem-fraction-static", "--max-total-tokens", "--hicache-size", "--enable-lmcache"}  # fmt: skip
+    assert mine - named <= own
