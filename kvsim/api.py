@@ -12,7 +12,7 @@ from kvsim.numbers import Whole, refusal
 from kvsim.plans.arguments import Arguments, Overrides, arguments_of
 from kvsim.plans.build import build_trace
 from kvsim.plans.construct import construct
-from kvsim.plans.from_python import is_described, plan_for
+from kvsim.plans.from_python import OF_THE_TRACE, is_described, plan_for
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
@@ -24,6 +24,7 @@ from kvsim.results.runs import read_runs
 from kvsim.run import play
 from kvsim.run.curves import Curve, CurveSettings
 from kvsim.run.execute import Result, draw, execute, own_folder, record_run
+from kvsim.settings.bare_file import is_path
 from kvsim.settings.configuration import compose, quoted
 from kvsim.sweeps.folder import write_comparison
 from kvsim.sweeps.from_python import SweepPlan, refuse_without_guard, run_sweep, values_of
@@ -38,12 +39,16 @@ SWEPT = ("replay", "simulate")
 """Commands that a sweep runs."""
 
 
-def load_trace(name: str | None = None, *, page_tokens: int = 16, **settings: Any) -> Trace:
-    """Read a trace: a choice of the config group ``trace`` (mooncake, weka, tokens, synthetic, ...) with its settings.
+def load_trace(name: str | Path | None = None, *, page_tokens: int = 16, **settings: Any) -> Trace:
+    """Read a trace: a file, or a choice of the config group ``trace`` (mooncake, weka, tokens, synthetic, ...) with its settings.
 
-    ``load_trace(path="conversation.jsonl")`` recognises the format of the file. Without a name and a path, the trace is
-    ``synthetic``. Raises UsageError, or TraceError for a file that cannot be used.
+    ``load_trace("conversation.jsonl")``, or ``path="conversation.jsonl"``, recognises the format of the file. Without a name and
+    a path, the trace is ``synthetic``. Raises UsageError, or TraceError for a file that cannot be used.
     """
+    if name is not None and (isinstance(name, Path) or is_path(name)):
+        if "path" in settings:
+            raise UsageError(f"load_trace: {name} and path={settings['path']} are two traces: leave one out")
+        name, settings = None, settings | {"path": name}
     name = name or ("auto" if "path" in settings else "synthetic")
     origin = (f"trace={name}", *(f"trace.{key}={quoted(value)}" for key, value in settings.items()))
     source, pages = build_trace(compose([*origin, f"page_tokens={page_tokens}"]))
@@ -53,7 +58,7 @@ def load_trace(name: str | None = None, *, page_tokens: int = 16, **settings: An
 
 
 def replay(
-    trace: Trace,
+    trace: Trace | str | Path,
     *overrides: Overrides,
     eviction: EvictionPolicy | str | None = None,
     placement: PlacementPolicy | str | None = None,
@@ -63,6 +68,8 @@ def replay(
     **settings: Any,
 ) -> Result:
     """Replay a trace without a clock: ``kvsim replay``.
+
+    ``trace`` may be a file, too; then ``page_tokens`` and settings of the trace, such as ``"trace.limit=1000"``, are given here.
 
     ``overrides`` are those of the command line, such as ``"tiers.gpu.capacity=6000pages"``, or mappings such as
     ``{"tiers.gpu.capacity": "6000pages"}``. Keyword ``settings`` are the same: ``model="qwen3_32b", seed=1``, or nested,
@@ -77,7 +84,7 @@ def replay(
 
 
 def simulate(
-    trace: Trace,
+    trace: Trace | str | Path,
     *overrides: Overrides,
     eviction: EvictionPolicy | str | None = None,
     placement: PlacementPolicy | str | None = None,
@@ -99,7 +106,7 @@ def simulate(
 
 
 def sweep(
-    trace: Trace,
+    trace: Trace | str | Path,
     settings: Mapping[str, Any],
     *overrides: Overrides,
     command: str = "replay",
@@ -120,7 +127,7 @@ def sweep(
     bar. Raises UsageError.
     """
     refuse_without_guard()
-    given = arguments_of(overrides, fixed)
+    trace, given = _loaded(trace, arguments_of(overrides, fixed))
     if command not in SWEPT:
         raise UsageError(f"kvsim.sweep: command must be one of {', '.join(SWEPT)}, not {command!r}")
     if output is None and any("logger" in (key, line.partition("=")[0]) for key in settings for line in given.overrides):
@@ -145,7 +152,7 @@ def sweep(
 
 
 def curve(
-    trace: Trace,
+    trace: Trace | str | Path,
     *overrides: Overrides,
     capacities: Sequence[int | str] | None = None,
     policies: Sequence[str] = (),
@@ -160,13 +167,28 @@ def curve(
     replays only this share of the requests, at proportionally smaller capacities. ``overrides`` and ``settings`` are as for
     ``replay``, for example ``model="qwen3_32b"``. Raises UsageError.
     """
-    plan = plan_for("curve", trace, arguments_of(overrides, settings))
+    trace, arguments = _loaded(trace, arguments_of(overrides, settings))
+    plan = plan_for("curve", trace, arguments)
     sizes = None if capacities is None else list(capacities)
     node = {"capacities": sizes, "policies": list(policies), "fraction": fraction}
     return draw(plan, construct(CurveSettings, node, "curve"), trace, watch=lambda _: nullcontext(advance)).curve
 
 
-def _run(command: str, trace: Trace, arguments: Arguments, advance: Callable[[int], None] | None) -> Result:
+def _loaded(trace: Trace | str | Path, arguments: Arguments) -> tuple[Trace, Arguments]:
+    """Return the trace, loaded if it is a file, and the arguments that are left of the run's."""
+    if isinstance(trace, Trace):
+        return trace, arguments
+    own = [line for line in arguments.overrides if line.partition("=")[0].partition(".")[0] in OF_THE_TRACE]
+    name = [] if any(line.startswith("trace=") for line in own) else ["trace=auto"]
+    origin = (*name, f"trace.path={quoted(trace)}", *(line for line in own if not line.startswith("page_tokens=")))
+    source, pages = build_trace(compose([*origin, *(line for line in own if line.startswith("page_tokens="))]))
+    loaded = source.load(pages)
+    loaded.origin = origin
+    return loaded, arguments._replace(overrides=[line for line in arguments.overrides if line not in own])
+
+
+def _run(command: str, trace: Trace | str | Path, arguments: Arguments, advance: Callable[[int], None] | None) -> Result:
+    trace, arguments = _loaded(trace, arguments)
     plan = plan_for(command, trace, arguments)
     is_kept = any(line.startswith("output=") for line in arguments.overrides)
     if not is_kept and any(line.startswith("logger=") for line in arguments.overrides):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 
-from kvsim.commands.listing import COMMANDS, usage
+from kvsim.commands.listing import COMMANDS, OTHER_NAMES, usage
 from kvsim.errors import PolicyFailed, Terminated, UsageError, unusable
 from kvsim.installation import check_links
 from kvsim.run.interrupts import remembered
@@ -78,7 +78,8 @@ def _run(arguments: list[str]) -> None:
     if command not in COMMANDS:
         from kvsim.suggest import closest
 
-        hint = closest(command, COMMANDS) or f"; choose from {', '.join(COMMANDS)}"
+        hint = f": use {OTHER_NAMES[command]}" if command in OTHER_NAMES else closest(command, COMMANDS)
+        hint = hint or f"; choose from {', '.join(COMMANDS)}"
         raise UsageError(f"there is no command {command!r}{hint}")
     import_module(f"kvsim.commands.{command}").main(set_up(rest))
     sys.stdout.flush()

@@ -15,6 +15,24 @@ class UsageError(Exception):
     exit_code = 2
 
 
+class NoEffect(UsageError):
+    """A setting that the user gave changes nothing in this run. In a sweep, it may change something in another job."""
+
+    def __init__(self, key: str, why: str, remedy: str = "leave it out", *, subject: str = "") -> None:
+        super().__init__(f"{subject or key} has no effect {why}: {remedy}")
+        self.key = key
+        """The setting, or the group."""
+        self.why = why
+
+
+class IdleSetting(ValueError):
+    """The field ``name`` of a class changes nothing in this run; the message begins with it."""
+
+    def __init__(self, name: str, why: str, remedy: str = "leave it out", *, subject: str = "") -> None:
+        self.name, self.why, self.remedy, self.subject = name, why, remedy, subject or name
+        super().__init__(f"{self.subject} has no effect {why}: {remedy}")
+
+
 class TraceError(UsageError):
     """A trace file cannot be used; the message starts with the file's path and, if known, the line."""
 

@@ -143,7 +143,7 @@ def test_settings_may_be_names_keywords_and_mappings(trace: Trace, tmp_path: Pat
     ("settings", "message"),
     [
         ({"advnce": print}, "advnce=<built-in function print>: not a value of a setting"),
-        ({"checkpoint": "last"}, "the model has no recurrent layers"),
+        ({"checkpoint": "last"}, "checkpoint has no effect on a model without recurrent layers"),
         ({"placement": WriteBack()}, "placement has no effect without a lower tier"),
         ({"eviction": WriteBack()}, "WriteBack is a policy of the family placement"),
         ({"eviction": LRU}, r"pass an object, LRU\(\.\.\.\)"),

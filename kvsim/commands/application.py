@@ -27,6 +27,10 @@ def run_application(command: str, start: "Callable[[Asked], None]", words: Seque
         return
     if command in SINGLE and ("--multirun" in arguments or any("hydra.mode=" in word for word in arguments.overrides)):
         raise UsageError(f"-m: kvsim {command} takes a single configuration: leave out -m")
+    if config_name == "config":
+        from kvsim.settings.bare_file import with_bare_file
+
+        arguments.overrides[:] = with_bare_file(arguments.overrides)
     check_choices(arguments.overrides)
     from kvsim.commands.hydra_main import ask_hydra
     from kvsim.settings.configuration import check_overrides, explained, with_trace_file

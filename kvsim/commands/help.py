@@ -16,6 +16,8 @@ MORE = (
     "kvsim help NAME describes a group (eviction), a choice (eviction=slru), a setting (tiers.gpu.capacity), or what a file of "
     "results has (result.json, requests.csv.gz, ttft_s)."
 )
+MOST_BEGUN = 4
+"""Settings that are suggested for the beginning of their names."""
 WITH_HELP = ("simulate", "replay", "saturate", "curve", "validate", "calibrate", "serve")
 """Commands that take a configuration."""
 
@@ -184,5 +186,7 @@ def _hint(key: str) -> str:
     )
     keys |= dict.fromkeys(setting.key for setting in catalog.run_settings())
     names = [*COMMANDS, *catalog.GROUPS, *(name for group in catalog.GROUPS for name in catalog.choices(group))]
+    if "." in key and (begun := [name for name in keys if name.startswith(key)]):
+        return f"; did you mean {' or '.join(begun[:MOST_BEGUN])}?"
     ends = [name for name in keys if name.endswith(f".{key}")]
     return closest(key, ends) or closest(key, [*names, *keys])

@@ -26,7 +26,7 @@ def run_command(command: str, plan: Plan, command_line: str, job: SweepJob | Non
         group=job.group if job else None,
         shared_script=shared_script(plan, job),
         show=partial(show, plan, trees, is_whole=job is None),
-        watch=partial(progress, label=command, shown=job is None or job.is_alone),
+        watch=partial(progress, label=job.place if job and job.place else command, shown=job is None or job.is_alone),
         inspect=(lambda cache, step: trees.append(draw_tree(cache, names, step))) if plan.print_tree else None,
         command_line=command_line,
     )

@@ -18,6 +18,37 @@ COMMANDS = {
 """The commands that ``kvsim --help`` lists; each is a module of ``kvsim.commands`` with a function ``main(arguments)``."""
 
 
+OTHER_NAMES = {
+    "sweep": "kvsim simulate -m or kvsim replay -m, which run all combinations of comma-separated values",
+    "multirun": "kvsim simulate -m or kvsim replay -m",
+    "compare": "kvsim report FOLDER ...",
+    "show": "kvsim report FOLDER",
+    "run": "kvsim simulate, or kvsim replay for hit rates without a clock",
+    "serve": "kvsim simulate",
+    "sim": "kvsim simulate",
+    "plot": "kvsim curve for hit rate against capacity, or kvsim report FOLDER",
+    "mrc": "kvsim curve",
+    "search": "kvsim saturate for the highest rate, or kvsim simulate -m hydra/sweeper=optuna",
+    "optimize": "kvsim simulate -m hydra/sweeper=optuna",
+    "plan": "kvsim saturate -m saturate.rate=1, which orders configurations by price",
+    "bench": "kvsim simulate, or kvsim validate server=URL for a running server",
+    "profile": "kvsim calibrate",
+    "measure": "kvsim calibrate",
+    "list": "kvsim policies, or kvsim help GROUP",
+    "models": "kvsim help model",
+    "config": "kvsim simulate --cfg job",
+    "create": "kvsim new",
+    "init": "kvsim new",
+    "info": "kvsim trace info FILE",
+    "stats": "kvsim trace info FILE",
+    "convert": "kvsim trace convert FILE OUT",
+    "fetch": "kvsim trace fetch NAME",
+    "download": "kvsim trace fetch NAME",
+    "version": "kvsim --version",
+}
+"""What users of other tools call a command, and what it is here."""
+
+
 def usage() -> str:
     """The help of ``kvsim`` itself: its commands and flags."""
     commands = [f"  {name:<10} {purpose}" for name, purpose in COMMANDS.items()]

@@ -1,6 +1,7 @@
 """``kvsim saturate``: the highest rate of requests at which a configuration meets its objectives."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from kvsim.report.template import SHARED_SCRIPT
 from kvsim.results.fields import SCHEMA
 from kvsim.results.progress import progress
 from kvsim.results.result import RunRecord, installed_versions, plain
+from kvsim.run.alone import reasons, run_alone
 from kvsim.run.execute import execute
 from kvsim.run.fingerprint import configuration_hash
 from kvsim.run.play import check_verified
@@ -37,7 +39,8 @@ def run_saturate(plan: Plan, command_line: str, job: SweepJob | None) -> RunReco
     shown = job is None
     write_shared_script(plan.output)
     found = highest_rate(partial(run_at, plan, shown=shown), plan.saturate, plan.saturate.rate or plan.trace.rate)
-    record = describe(plan, found, command_line)
+    notes = [] if found.highest else reasons(plan, run_alone(plan, partial(progress, label="alone", shown=shown)))
+    record = describe(plan, replace(found, notes=[*found.notes, *notes]), command_line)
     write_saturation(plan.output, [(plan.output.name, record)])
     if shown:
         console = Console()

@@ -15,6 +15,7 @@ from kvsim.settings.configuration import compose, quoted
 from kvsim.suggest import closest
 from kvsim.trace.base import Trace, TraceSource
 from kvsim.trace.formats import format_of
+from kvsim.trace.spreading import shared_times
 from kvsim.trace.statistics import PUBLISHED, ReuseStatistics, reuse_statistics, trace_statistics
 
 USAGE = """\
@@ -74,6 +75,8 @@ def show(trace: Trace, format_name: str) -> None:
     ]
     console = Console()
     _print(console, f"{name}, in pages of {trace.page_tokens} tokens", ("", "this trace", *PUBLISHED), rows)
+    if shared := shared_times(trace.requests):
+        console.print(f"Arrivals: {shared.warning()}.", highlight=False)
     if resets := sum(len(request.resets) for request in trace.requests):
         console.print(f"Resets of the cache: {resets:,}. The reuse shown is that of a cache that keeps its pages.")
     if images := sum(len(request.images) for request in trace.requests):

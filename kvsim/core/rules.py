@@ -9,6 +9,7 @@ from kvsim.core.questions import Checkpoints
 from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache, Server
 from kvsim.core.tier import Edge, Tier
+from kvsim.errors import IdleSetting
 from kvsim.hardware.tier_kinds import LEVELS
 
 IN_TIME = ("simulate", "validate")
@@ -143,10 +144,8 @@ class Rules:
         known = {field.name for field in fields(Rules)}
         for field in fields(self):
             if field.name not in known and getattr(self, field.name) != field.default:
-                raise ValueError(
-                    f"{field.name} has no effect on kvsim {command} with tiers {', '.join(tiers)}, which uses kvsim's own rules: "
-                    "leave it out"
-                )
+                where = f"on kvsim {command} with tiers {', '.join(tiers)}, which uses kvsim's own rules"
+                raise IdleSetting(field.name, where)
         return Rules(**{name: getattr(self, name) for name in known})
 
     def covers(self, command: str, tiers: Sequence[str]) -> bool:

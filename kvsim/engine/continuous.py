@@ -53,6 +53,10 @@ class ContinuousBatching(Schedule):
         return self.running.retractions
 
     @property
+    def claiming_s(self) -> float:
+        return self.running.claiming_s
+
+    @property
     def admitted(self) -> int:
         return len(self.running.admitted)
 

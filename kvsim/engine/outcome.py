@@ -97,6 +97,10 @@ class Outcome:
     """What each engine has done; empty for a single one."""
     outages: dict[int, list[list[float]]] = field(default_factory=dict)
     """[start, end] in seconds of each time that an engine was down, by its number; infinite end: it did not come back."""
+    engines_busy_s: list[float] = field(default_factory=list)
+    """Time in steps of each engine, in order of their numbers; empty without a clock."""
+    engines_claiming_s: list[float] = field(default_factory=list)
+    """Time in which requests that each engine had admitted waited for slots whose pages were being written down."""
     retractions: int = 0
     lost_to_disagreement: Disagreement = field(default_factory=Disagreement)
     simulated_s: float = 0.0

@@ -1,5 +1,6 @@
 """The requests of one engine that have pages: who gets more, and who gives up all of them when there are too few."""
 
+from math import isnan, nan
 from typing import Any
 
 from kvsim.core.lease import RETRACTED, Lease
@@ -47,6 +48,9 @@ class RunningRequests:
         self.admitted: list[Job] = []
         """Those that wait for slots, loads or the rest of their prefill, in order of admission."""
         self.claims = Claims(cache, mover)
+        self.claims_since_s = nan
+        self.claiming_s = 0.0
+        """Time in which admitted requests waited for slots whose pages were being written down, until ``claims_since_s``."""
         """Those among them whose slots are still being freed."""
         self.decoding = Decoding(cache.page_tokens)
         self.joining: list[Job] = []
@@ -86,6 +90,8 @@ class RunningRequests:
             self.mover.submit(lease.waits)
         if lease.reserved_pages:
             self.claims.add(job, lease)
+            if isnan(self.claims_since_s):
+                self.claims_since_s = self.env.now
             self.serve_claims()
         else:
             self.loading.start(job, lease, self.frontend.book)
@@ -100,6 +106,9 @@ class RunningRequests:
             else:
                 self.loading.start(job, lease, self.frontend.book)
                 served = True
+        if not len(self.claims) and not isnan(self.claims_since_s):
+            self.claiming_s += now - self.claims_since_s
+            self.claims_since_s = nan
         return served
 
     # --- prefill -----------------------------------------------------------------------------------------------------
@@ -303,5 +312,6 @@ class RunningRequests:
         """Forget what is left of requests when all have been dropped."""
         self.is_full = False
         self.claims.clear()
+        self.claims_since_s = nan
         self.decoding.clear()
         self._due_late = []

@@ -91,6 +91,11 @@ class Schedule(metaclass=ABCMeta):
         """Make this the frontend; called before the engine runs."""
 
     @property
+    def claiming_s(self) -> float:
+        """Time in which admitted requests waited for slots whose pages were being written down; 0 where that is not told."""
+        return 0.0
+
+    @property
     @abstractmethod
     def retractions(self) -> int:
         """How often a request had to give its pages back."""

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from kvsim.core.rules import Rules
 from kvsim.engine.engine import EngineSettings
-from kvsim.errors import UsageError, first_line, unusable
+from kvsim.errors import IdleSetting, NoEffect, UsageError, first_line, unusable
 from kvsim.hardware.spec import HardwareSpec, RemoteStore
 from kvsim.hardware.tier_kinds import ALWAYS, FILE, LEVELS, REMOTE, TIER_KINDS, kind_of
 from kvsim.model.spec import ModelSource, ModelSpec
@@ -28,7 +28,10 @@ from kvsim.plans.construct import check_names, construct, refuse_infinite, with_
 from kvsim.plans.plan import Config, Plan, TierPlan
 from kvsim.plans.substrate_choice import SUBSTRATES
 from kvsim.plans.tier_plans import gpu_memory_of, settings_of, state_capacities, tier_plans
+from kvsim.plans.units import with_numbers
 from kvsim.policies.checkpoint.base import CheckpointPolicy
+from kvsim.policies.checkpoint.none import NoCheckpoint
+from kvsim.policies.checkpoint.retention import Retention
 from kvsim.policies.prefetch.base import PrefetchPolicy
 from kvsim.policies.routing.base import RoutingPolicy
 from kvsim.policies.routing.least_loaded import LeastLoaded
@@ -92,7 +95,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
     keys = keys_of(overrides)
     for name in WITHOUT_EFFECT[command]:
         if key := given(keys, name) or given(keys, f"{name}@tiers"):
-            raise UsageError(f"{key} has no effect on kvsim {command}: leave it out")
+            raise NoEffect(key, f"on kvsim {command}")
     asked, command = command, RUNS_AS.get(command, command)
     run = construct(RunSettings, {field.name: config.get(field.name) for field in fields(RunSettings)}, "")
     source = _model_source(config)
@@ -117,7 +120,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
         page_tokens=run.page_tokens,
         tiers=tiers,
         prefetch=construct(PrefetchPolicy, config.get("prefetch"), "prefetch"),
-        checkpoint=construct(CheckpointPolicy, config.get("checkpoint"), "checkpoint"),
+        checkpoint=_checkpoint(config, choices, is_needed=model.is_hybrid and not rules.decides_checkpoints),
         routing=construct(RoutingPolicy, config.get("routing"), "routing"),
         scheduling=construct(SchedulingPolicy, config.get("scheduling"), "scheduling"),
         states=state_capacities(config, tiers, model, keys),
@@ -221,6 +224,7 @@ def resolve(cfg: DictConfig) -> Config:
     except OmegaConfBaseException as error:
         raise UsageError(f"{error.full_key or 'configuration'}: {first_line(error)}") from error
     _check_texts(config, "")
+    config = cast(Config, with_numbers(config))
     known = [
         *GROUPS,
         "tiers",
@@ -280,11 +284,22 @@ def _rules(config: Config, command: str, tiers: list[str]) -> tuple[Rules, str]:
     try:
         applied = chosen.for_command(command, tiers)
         applied.check(command, tiers)
+    except IdleSetting as error:
+        raise NoEffect(f"rules.{error.name}", error.why, error.remedy, subject=f"rules.{error.subject}") from error
     except ValueError as error:
         raise UsageError(with_key("rules", str(error), config["rules"])) from error
     if applied.engine == chosen.engine:
         return applied, ""
     return applied, f"kvsim's own: those of {chosen.whose} do not cover kvsim {command} with tiers {', '.join(tiers)}"
+
+
+def _checkpoint(config: Config, choices: dict[str, str], *, is_needed: bool) -> CheckpointPolicy:
+    """Build the policy; without a choice, that of a hybrid model is vLLM's. The configuration and the choices then name it."""
+    if config.get("checkpoint") is None:
+        default = Retention() if is_needed else NoCheckpoint()
+        config["checkpoint"] = {"_target_": f"{type(default).__module__}.{type(default).__qualname__}", **asdict(default)}
+        choices["checkpoint"] = "retention" if is_needed else "none"
+    return construct(CheckpointPolicy, config["checkpoint"], "checkpoint")
 
 
 def _in_equal_pages(config: Config, tiers: list[TierPlan], note: str, keys: set[str]) -> tuple[list[TierPlan], str]:

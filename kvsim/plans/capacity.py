@@ -95,8 +95,14 @@ def _whole_pages(number: str, unit: str, page_tokens: int, page_bytes: int) -> i
         raise ValueError(f"{number} has no unit; use {number}pages, {number}tokens or {number}GiB")
     if unit in ("pages", "tokens"):
         raise ValueError(f"{number}{unit} is not a whole number of {unit}")
-    hint = closest(unit, ("pages", "tokens", *BYTES)) or ";"
+    hint = _either(unit) or closest(unit, ("pages", "tokens", *BYTES)) or ";"
     raise ValueError(f"{unit!r} is not a unit of capacity{hint} use pages, tokens or one of {', '.join(BYTES)}")
+
+
+def _either(unit: str) -> str:
+    """Suggest both units that a prefix alone, such as G, may stand for."""
+    both = [f"{unit.upper()}iB", f"{unit.upper()}B"]
+    return f"; did you mean {' or '.join(both)}?" if all(name in BYTES for name in both) else ""
 
 
 def check_numbered(capacities: Mapping[str, int | None]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from kvsim.core.rules import IN_TIME
-from kvsim.errors import UsageError
+from kvsim.errors import NoEffect, UsageError
 from kvsim.hardware.tier_kinds import FILE, REMOTE, TIER_KINDS, kind_of
 from kvsim.plans.capacity import check_numbered
 from kvsim.plans.gpu_memory import check_fits
@@ -47,7 +47,7 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
     if not isinstance(plan.prefetch, NoPrefetch):
         name, far = type(plan.prefetch).__name__, [tier for tier in plan.tiers if kind_of(tier.name).is_far]
         if not far and given(keys, "prefetch"):
-            raise UsageError(f"prefetch: {name} has no effect without a disk tier: set tiers.disk.capacity")
+            raise NoEffect("prefetch", "without a disk tier", "set tiers.disk.capacity", subject=f"prefetch: {name}")
         if far and all(tier.reads_into == plan.tiers[0].name for tier in far):
             raise UsageError(
                 f"prefetch: {name} reads ahead into the CPU tier, which is not above the disk: set tiers.disk.below=cpu or "
@@ -59,7 +59,7 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
     _check_schedule(plan, command, keys)
     _check_cluster(plan, keys)
     if not plan.model.is_hybrid and not isinstance(plan.checkpoint, NoCheckpoint):
-        raise UsageError("checkpoint: the model has no recurrent layers, so there is no state to save: set checkpoint=none")
+        raise NoEffect("checkpoint", "on a model without recurrent layers, which has no state to save", "set checkpoint=none")
 
 
 def check_bypass(plan: Plan, command: str) -> None:
@@ -73,11 +73,11 @@ def check_bypass(plan: Plan, command: str) -> None:
         if command != "replay" or len(plan.tiers) > 1:
             raise UsageError(f"eviction: {name} is a bound for kvsim replay with one tier only: choose another policy")
         if plan.replay.in_flight > 1:
-            raise UsageError(f"replay.in_flight has no effect on {name}, which ignores running requests: leave it out")
+            raise NoEffect("replay.in_flight", f"on {name}, which ignores running requests")
         if plan.rules.engine:
             raise UsageError(f"eviction: {name} is a bound under kvsim's own rules: set rules=default or choose another policy")
         if plan.print_tree:
-            raise UsageError(f"print_tree has no effect on {name}, which has no tree: leave it out")
+            raise NoEffect("print_tree", f"on {name}, which has no tree")
 
 
 def _check_own_cache(plan: Plan, command: str, keys: set[str]) -> None:
@@ -88,17 +88,15 @@ def _check_own_cache(plan: Plan, command: str, keys: set[str]) -> None:
         raise UsageError(f"rules: these rules of an engine need a model {which} recurrent layers: set rules=default")
     for name in () if command in IN_TIME else rules.settings_in_time:
         if key := given(keys, f"rules.{name}"):
-            raise UsageError(f"{key} has no effect on kvsim {command}, which has no clock: leave it out")
+            raise NoEffect(key, f"on kvsim {command}, which has no clock")
     has_chunks = rules.serves_hybrid_models or rules.prefills_in_chunks
     if command == "replay" and plan.replay.prefill_chunk_tokens is not None and not has_chunks:
-        raise UsageError("replay.prefill_chunk_tokens has no effect under rules without prefill chunks: leave it out")
+        raise NoEffect("replay.prefill_chunk_tokens", "under rules without prefill chunks")
     if command == "replay" and plan.replay.copy_steps and not rules.counts_steps:
-        raise UsageError("replay.copy_steps has no effect under rules that count no steps: leave it out")
+        raise NoEffect("replay.copy_steps", "under rules that count no steps")
     if rules.decides_checkpoints and (key := given(keys, "checkpoint")):
-        raise UsageError(
-            f"{key} has no effect under the rules of an engine that decides itself where states are saved: leave it out, or set "
-            "rules=default"
-        )
+        why = "under the rules of an engine that decides itself where states are saved"
+        raise NoEffect(key, why, "leave it out, or set rules=default")
 
 
 def _check_schedule(plan: Plan, command: str, keys: set[str]) -> None:
@@ -107,7 +105,7 @@ def _check_schedule(plan: Plan, command: str, keys: set[str]) -> None:
     policy = plan.scheduling
     for name in policy.without_effect():
         if key := given(keys, f"scheduling.{name}"):
-            raise UsageError(f"{key} has no effect with these settings of {type(policy).__name__}: leave it out")
+            raise NoEffect(key, f"with these settings of {type(policy).__name__}")
     if command == "simulate":
         try:
             plan.rules.check_schedule(policy, plan.page_tokens, plan.engine.max_batch_tokens)
@@ -120,20 +118,20 @@ def _check_cluster(plan: Plan, keys: set[str]) -> None:
     if plan.layout.engines == 1:
         for name in ("routing", "cluster.engines_per_host", "hardware.host_memory_bytes_per_s"):
             if key := given(keys, name):
-                raise UsageError(f"{key} has no effect with one engine: set cluster.engines above 1, or leave it out")
+                raise NoEffect(key, "with one engine", "set cluster.engines above 1, or leave it out")
         if plan.cluster.failures and not all("back_after_s" in failure for failure in plan.cluster.failures):
             raise UsageError("cluster.failures: the only engine must come back: set back_after_s")
     if not plan.layout.pairs:
         for name in ("cluster.decode_routing", "routing@cluster.decode_routing", *INTERCONNECT):
             if key := given(keys, name):
-                raise UsageError(f"{key} has no effect unless cluster.prefill and cluster.decode are set: leave it out")
+                raise NoEffect(key, "unless cluster.prefill and cluster.decode are set")
     elif plan.model.is_hybrid:
         raise UsageError("cluster.prefill: recurrent states cannot be handed to another engine: set cluster.engines instead")
     elif plan.rules.engine:
         raise UsageError(f"cluster.prefill: {plan.rules.engine}'s own rules serve undivided engines: set rules=default")
     key = given(keys, "hardware.cluster_disk_read_bytes_per_s") or given(keys, "hardware.cluster_disk_write_bytes_per_s")
     if key and all(tier.scope != "cluster" for tier in plan.tiers if kind_of(tier.name).medium == FILE):
-        raise UsageError(f"{key} has no effect without a disk that all hosts share: set tiers.disk.scope=cluster")
+        raise NoEffect(key, "without a disk that all hosts share", "set tiers.disk.scope=cluster")
     users = {"engine": 1, "host": plan.cluster.per_host, "cluster": plan.cluster.total}
     is_shared = any(users[tier.scope] > 1 for tier in plan.tiers)
     if plan.model.is_hybrid and (is_shared or plan.cluster.failures and len(plan.tiers) > 1):
@@ -150,7 +148,7 @@ def check_search(plan: Plan, keys: set[str]) -> None:
             "slo: set slo.ttft_s or slo.tpot_s, or both: kvsim saturate searches for the highest rate that meets them"
         )
     if "trace.rate" in keys and plan.saturate.rate is not None:
-        raise UsageError("trace.rate has no effect with saturate.rate, the rate that is run first: leave one of them out")
+        raise NoEffect("trace.rate", "with saturate.rate, the rate that is run first", "leave one of them out")
 
 
 def _check_hardware(plan: Plan, command: str, keys: set[str]) -> None:
@@ -160,10 +158,10 @@ def _check_hardware(plan: Plan, command: str, keys: set[str]) -> None:
     is_read = command != "replay" or plan.reads_hardware
     of_memory = OF_MEMORY if plan.gpu_memory is not None else ()
     if (key := given(keys - {*of_memory}, "hardware")) and not is_read:
-        raise UsageError(f"{key} has no effect on kvsim {command}: leave it out")
+        raise NoEffect(key, f"on kvsim {command}")
     for kind in [kind for kind in TIER_KINDS if kind.medium == REMOTE and not is_read]:
         if key := next((key for name in kind.settings if (key := given(keys, f"tiers.{kind.name}.{name}"))), None):
-            raise UsageError(f"{key} has no effect on kvsim {command}: leave it out")
+            raise NoEffect(key, f"on kvsim {command}")
     _check_memory(plan, command)
     _check_ranks(plan, keys)
 
@@ -198,12 +196,12 @@ def _check_memory(plan: Plan, command: str) -> None:
 def _check_ranks(plan: Plan, keys: set[str]) -> None:
     """Raise UsageError for settings of tensor-parallel ranks that concern no link of the run."""
     if (key := given(keys, "hardware.rank_jitter")) and len(plan.tiers) == 1:
-        raise UsageError(f"{key} has no effect without a lower tier: set tiers.cpu.capacity")
+        raise NoEffect(key, "without a lower tier", "set tiers.cpu.capacity")
     links = {link for tier in plan.tiers[1:] for link in (f"{tier.above}-{tier.name}", f"{tier.name}-{tier.reads_into}")}
     for fault in plan.hardware.rank_faults if given(keys, "hardware.rank_faults") else ():
         if fault.link not in links:
             there = f"its links are {', '.join(sorted(links))}" if links else "set tiers.cpu.capacity"
-            raise UsageError(f"hardware.rank_faults has no effect on {fault.link}, which this run does not have: {there}")
+            raise NoEffect("hardware.rank_faults", f"on {fault.link}, which this run does not have", there)
     is_late = any(fault.share and fault.link.endswith(f"-{plan.tiers[0].name}") for fault in plan.hardware.rank_faults)
     if is_late and plan.engine.overlap == "layerwise":
         raise UsageError(
@@ -221,9 +219,9 @@ def _check_substrate(plan: Plan, command: str, keys: set[str]) -> None:
     others = SUBSTRATES.values() if command == "validate" and not plan.validation.measured else ()
     for name in choice.without_effect:
         if (key := given(keys, name)) and all(name in other.without_effect for other in others):
-            raise UsageError(f"{key} has no effect on substrate={plan.substrate}: leave it out")
+            raise NoEffect(key, f"on substrate={plan.substrate}")
     if (key := given(keys, "disk")) and all(kind_of(tier.name).medium != FILE for tier in plan.tiers):
-        raise UsageError(f"{key} has no effect without a disk tier: set tiers.disk.capacity")
+        raise NoEffect(key, "without a disk tier", "set tiers.disk.capacity")
     choice.check(plan)
 
 
@@ -231,7 +229,7 @@ def _check_validation(plan: Plan, keys: set[str]) -> None:
     """Raise UsageError for settings of a validation without effect, and for real runs that would not begin alike."""
     runs = plan.validation.runs
     if (key := given(keys, "validate.runs")) and plan.validation.measured:
-        raise UsageError(f"{key} has no effect with validate.measured: leave it out")
+        raise NoEffect(key, "with validate.measured")
     _check_simulations(plan, keys, is_single=runs == 1 and not plan.validation.measured)
     if runs > 1 and plan.disk.path is not None:
         raise UsageError("disk.folder keeps pages from one real run to the next: leave it out, and set output to a folder there")
@@ -241,6 +239,6 @@ def _check_simulations(plan: Plan, keys: set[str], *, is_single: bool) -> None:
     """Raise UsageError for a number of simulations where there is only one: with a single real run, or without noise."""
     if key := given(keys, "validate.simulations"):
         if is_single:
-            raise UsageError(f"{key} has no effect with a single real run: set validate.runs=3")
+            raise NoEffect(key, "with a single real run", "set validate.runs=3")
         if plan.hardware.noise is None:
-            raise UsageError(f"{key} has no effect on a machine without noise: repeat kvsim calibrate, which measures it")
+            raise NoEffect(key, "on a machine without noise", "repeat kvsim calibrate, which measures it")

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from kvsim.errors import UsageError
+from kvsim.errors import NoEffect, UsageError
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.hardware.tier_kinds import LEVELS, TIER_KINDS, TierKind, kind_of
 from kvsim.model.spec import ModelSpec
@@ -29,7 +29,7 @@ def gpu_memory_of(config: Config, model: ModelSpec, hardware: HardwareSpec, keys
     if node.get("capacity") != AUTO:
         for name in SETTINGS:
             if key := given(keys, f"tiers.gpu.{name}"):
-                raise UsageError(f"{key} has no effect on a capacity given as a number: set tiers.gpu.capacity=auto")
+                raise NoEffect(key, "on a capacity given as a number", "set tiers.gpu.capacity=auto")
         return None
     room = node["states"] if model.is_hybrid else "shared"
     try:
@@ -82,7 +82,7 @@ def _check_absent(present: Collection[str], keys: set[str]) -> None:
     for kind in TIER_KINDS:
         for name in kind.settings if kind.name not in present else ():
             if key := given(keys, f"tiers.{kind.name}.{name}"):
-                raise UsageError(f"{key} has no effect without that tier: set tiers.{kind.name}.capacity")
+                raise NoEffect(key, "without that tier", f"set tiers.{kind.name}.capacity")
 
 
 def _check_reads(above: dict[str, str], present: Collection[str]) -> None:
@@ -115,7 +115,7 @@ def _scope(config: Config, kind: TierKind, cluster: ClusterSettings, present: Co
         raise UsageError(f"{message}{hint(message)}")
     if given(keys, key) and (name not in present or cluster.total == 1):
         why = "without that tier" if name not in present else "with one engine"
-        raise UsageError(f"{key} has no effect {why}: leave it out")
+        raise NoEffect(key, why)
     return str(scope)
 
 
@@ -156,7 +156,7 @@ def _above(config: Config, kind: TierKind, present: list[str], keys: set[str]) -
         raise UsageError(f"{key} must be {' or '.join(kind.above)}, not {above}: the tier directly above the {kind.label}")
     if kind.name not in present:
         if given(keys, key):
-            raise UsageError(f"{key} has no effect without that tier: set tiers.{kind.name}.capacity")
+            raise NoEffect(key, "without that tier", f"set tiers.{kind.name}.capacity")
     elif above not in present:
         others = [f"or {key}={other} to connect the {kind.label} to the {kind_of(other).label}" for other in kind.above[1:]]
         raise UsageError(
@@ -191,15 +191,15 @@ def _check_tier_policies(config: Config, present: list[str], keys: set[str]) -> 
         for family in PER_TIER[tier]:
             key = given(keys, f"tiers.{tier}.{family}") or given(keys, f"{family}@tiers.{tier}.{family}")
             if key and tier not in present:
-                raise UsageError(f"{key} has no effect without that tier: set tiers.{tier}.capacity")
+                raise NoEffect(key, "without that tier", f"set tiers.{tier}.capacity")
     for family in ("eviction", "placement"):
         takers = [tier for tier in present if family in PER_TIER[tier]]
         if not (key := given(keys, family)):
             continue
         if not takers:
-            raise UsageError(f"{key} has no effect without a lower tier: set tiers.cpu.capacity")
+            raise NoEffect(key, "without a lower tier", "set tiers.cpu.capacity")
         if all(config["tiers"][tier].get(family) for tier in takers):
-            raise UsageError(f"{key} has no effect because every tier has its own {family}: leave it out")
+            raise NoEffect(key, f"because every tier has its own {family}")
 
 
 def state_capacities(config: Config, tiers: list[TierPlan], model: ModelSpec, keys: set[str]) -> list[int | None] | None:
@@ -208,7 +208,7 @@ def state_capacities(config: Config, tiers: list[TierPlan], model: ModelSpec, ke
     for name in WITH_STATES:
         if (key := given(keys, f"tiers.{name}.states")) and (not model.is_hybrid or name not in names):
             why = "without that tier" if model.is_hybrid else "on a model without recurrent layers"
-            raise UsageError(f"{key} has no effect {why}: leave it out")
+            raise NoEffect(key, why)
     rooms = {name: config["tiers"][name].get("states") for name in names}
     if not model.is_hybrid or all(room == "shared" for room in rooms.values()):
         return None

@@ -1,9 +1,10 @@
 """What ran: model, hardware, trace, policies and sizes, from a result's choices and configuration."""
 
+import shlex
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from kvsim.report.summary import capacity
+from kvsim.report.summary import capacity, objective_text
 from kvsim.results.chosen_names import package
 from kvsim.results.rates import count, size
 from kvsim.results.result import RunRecord
@@ -21,6 +22,13 @@ USUAL = {
 """Choices that need no mention."""
 
 
+SHOWN = (
+    "page_tokens", "trace.path", "trace.limit", "trace.rate", "hardware.gpus", "cluster.engines", "cluster.prefill",
+    "cluster.decode", "seed", "output", "substrate", "timeline", "events", "print_tree",
+)  # fmt: skip
+"""Settings that other lines show, and those of what is written."""
+
+
 def about_run(result: RunRecord) -> list[tuple[str, str]]:
     """Return pairs of a name and a text: what ran, the most important first; names without data are left out."""
     chosen = {package(group): name for group, name in result.get("choices", {}).items()}
@@ -31,14 +39,47 @@ def about_run(result: RunRecord) -> list[tuple[str, str]]:
         page += f" ({size(result['page_bytes'])})"
     pairs = [
         ("model", _joined(chosen.get("model"), page)),
-        ("hardware", _joined(chosen.get("hardware"), "measured on hardware" if config.get("substrate") == "hardware" else "")),
+        ("hardware", _joined(*_machine(chosen.get("hardware"), result))),
         ("trace", _joined(chosen.get("trace"), _path(config), _limits(config))),
         ("preset", chosen.get("preset", "")),
         ("policies", _joined(*(policies(chosen, _idle(result))))),
         ("tiers", _joined(*(_tier(name, tier, result) for name, tier in result["tiers"].items()))),
+        ("objectives", objective_text(result["slo"]) if result.get("slo") else ""),
+        ("also set", SEPARATOR.join(also_set(result))),
         ("seed", str(result["seed"])),
     ]
     return [(name, text) for name, text in pairs if text]
+
+
+def _machine(name: str | None, result: RunRecord) -> list[str]:
+    """Return the GPUs of an engine, such as ``8x h100``, how a model is divided among them, and how many engines there are."""
+    config = result["config"]
+    hardware, cluster = (config.get(key) if isinstance(config.get(key), Mapping) else {} for key in ("hardware", "cluster"))
+    gpus, engines = hardware.get("gpus") or 1, result.get("engines") or ()
+    is_clocked = result.get("command") == "simulate"
+    if not name or not isinstance(gpus, int):
+        return [name or ""]
+    parts = [f"{gpus}x {name}", f"TP{gpus}"] if gpus > 1 and is_clocked else [name]
+    if len(engines) > 1:
+        apart = f" ({cluster['prefill']} prefill, {cluster['decode']} decode)" if cluster.get("prefill") else ""
+        parts.append(f"{len(engines)} engines{apart}")
+    return [*parts, "measured on hardware" if config.get("substrate") == "hardware" else ""]
+
+
+def also_set(result: RunRecord) -> list[str]:
+    """Return what the run's command line sets and no other line of the description shows."""
+    words = [word for word in shlex.split(result.get("command_line") or "") if "=" in word and not word.startswith("-")]
+    return [word for word in words if not _is_shown(word.lstrip("+~").partition("=")[0])]
+
+
+def _is_shown(key: str) -> bool:
+    return (
+        key in SHOWN
+        or key.startswith(("hydra", "sweep.", "slo.", "logger"))
+        or key.partition("@")[0] in (*FAMILIES, "model", "hardware", "trace", "preset")
+        or key.startswith("tiers.")
+        and key.endswith(".capacity")
+    )
 
 
 def _idle(result: RunRecord) -> set[str]:

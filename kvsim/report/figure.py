@@ -92,13 +92,22 @@ def is_wide(values: Iterable[float]) -> bool:
     return bool(known) and min(known) > 0 and max(known) >= LOG_FROM * min(known)
 
 
+DIGITS, STEPS = 3, 6
+"""Significant digits of an axis's labels, and how many of the last digit an axis spans at least."""
+
+
 def fitted_range(values: Sequence[float], bounds: Sequence[float] = (), *, room: float = 0.08) -> tuple[list[float], bool]:
     """Return an axis range around the values, and whether it contains the bounds.
 
     The bounds widen the range only while the values still fill a third of it: beyond, differences between the values
-    would vanish. Equal values get a range of a tenth of their size around them.
+    would vanish. Equal values get a range of a tenth of their size around them, and values that differ in the last of
+    ``DIGITS`` only a range of ``STEPS`` such digits: ticks any closer would be labelled alike.
     """
     low, high = min(values), max(values)
+    largest = max(abs(low), abs(high))
+    least = STEPS * 10.0 ** (math.floor(math.log10(largest)) - DIGITS + 1) if largest and low < high else 0.0
+    if high - low < least:
+        low, high = (low + high - least) / 2, (low + high + least) / 2
     span = high - low
     all_values = [*values, *bounds]
     wide = max(all_values) - min(all_values)

@@ -29,14 +29,16 @@ Named = tuple[str, RunRecord]
 """The name of a job and its ``saturate.json``."""
 
 
-def write_saturation(folder: Path, records: Sequence[Named], *, command_line: str | None = None) -> None:
+def write_saturation(
+    folder: Path, records: Sequence[Named], *, command_line: str | None = None, notes: Sequence[str] = ()
+) -> None:
     """Write ``saturate.csv``, ``saturate.html`` and ``saturate.json``, all or none.
 
     With the ``command_line`` of a sweep, ``saturate.json`` is left to the folder of each configuration.
     """
     with FileSet(folder) as files:
         files.write("saturate.csv", _csv(records))
-        files.write("saturate.html", render_saturation(records, command_line))
+        files.write("saturate.html", render_saturation(records, command_line, notes))
         if command_line is None:
             files.write("saturate.json", to_json(records[0][1]))
 
@@ -151,7 +153,7 @@ def _runs(record: RunRecord) -> Table:
     return Table("Runs", columns, rows)
 
 
-def render_saturation(records: Sequence[Named], command_line: str | None = None) -> str:
+def render_saturation(records: Sequence[Named], command_line: str | None = None, more: Sequence[str] = ()) -> str:
     """Return the page, which loads plotly.js from its folder, as the pages of the runs do from there."""
     first = records[0][1]
     notes = [f"{name}: {note}" if len(records) > 1 else note for name, record in records for note in record["notes"]]
@@ -162,7 +164,7 @@ def render_saturation(records: Sequence[Named], command_line: str | None = None)
     ]
     reproduced = first | ({} if command_line is None else {"command_line": command_line})
     return render_page(
-        "plain.html", "kvsim saturate", pictures, about=[], lines=[question(first), *notes], tables=tables(records),
+        "plain.html", "kvsim saturate", pictures, about=[], lines=[question(first), *notes, *more], tables=tables(records),
         pictures_first=True, foot=foot(reproduced), shared_script=SHARED_SCRIPT,
     )  # fmt: skip
 

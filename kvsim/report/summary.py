@@ -42,6 +42,8 @@ def facts(result: RunRecord) -> list[tuple[str, str]]:
         ("hit rate", _hit_rate(result)),
         ("throughput", _throughput(result)),
         ("SLO", _slo(result.get("slo"))),
+        ("bottleneck", (result.get("diagnosis") or {}).get("text", "")),
+        ("disk", _disk_writes(result)),
         ("prefetch", page_counts(result["prefetch"])),
         ("placement", page_counts(_placement(result))),
         ("checkpoints", counters(result["checkpoints"])),
@@ -144,6 +146,15 @@ def objective_text(slo: Mapping[str, Any]) -> str:
     """Return the objectives that are set, such as ``TTFT <= 1 s and TPOT <= 0.05 s``."""
     names = {"ttft_s": "TTFT", "tpot_s": "TPOT"}
     return " and ".join(f"{name} <= {slo[key]:g} s" for key, name in names.items() if slo[key] is not None)
+
+
+def _disk_writes(result: RunRecord) -> str:
+    """Say how much is written to the disk, and how often a day that is the whole drive."""
+    per_day = (result.get("diagnosis") or {}).get("drive_writes_per_day")
+    written = sum(link["bytes"] for name, link in result["links"].items() if name.endswith("-disk"))
+    if per_day is None or not written:
+        return ""
+    return f"{written / 1e12:,.2f} TB written in {result['simulated_s'] / 60:,.1f} min, {digits(per_day)} drive writes a day"
 
 
 def _slo(slo: Mapping[str, Any] | None) -> str:

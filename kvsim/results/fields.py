@@ -17,6 +17,7 @@ import numpy as np
 
 from kvsim.engine.columns import TIER
 from kvsim.engine.outcome import PHASES, tiers_listed
+from kvsim.results.diagnosis import diagnosis
 from kvsim.results.engine_records import ENGINE, engine_records, imbalance
 from kvsim.results.formulas import THROUGHPUT, all_warnings, given, lost_to_disagreement, quantiles, spread_of, throughput
 from kvsim.results.measures import (
@@ -50,6 +51,7 @@ from kvsim.results.schema import (
     MaybeShare,
     Number,
     Seed,
+    Share,
     TierName,
     by,
     many,
@@ -256,6 +258,12 @@ FIELDS: list[Field] = [
         name="engines", kind=many(shape_of(tuple(ENGINE))), presence=OPTIONAL, is_logged=False,
         of=lambda run: engine_records(run.outcome, run.prompts, run.hits, run.served),
         meaning="only with several [engines](#engines): what each has done",
+    ),
+    Field(
+        name="diagnosis", kind=shape(bottleneck=str, busy=by(str, Share), text=str, drive_writes_per_day=MaybeNumber),
+        presence=OPTIONAL, of=lambda run: diagnosis(run.outcome, run.given.get("page_bytes")),
+        meaning="only with a clock: the [bottleneck](#bottleneck), the share of the run in which the GPUs and each link were "
+        "busy, a sentence about both, and how often a day a disk tier would be written as a whole",
     ),
     Field(name="simulated_s", kind=Number, better=-1, of=lambda run: run.outcome.simulated_s, meaning="simulated span"),
     Field(

@@ -1,7 +1,7 @@
 """Tables with one row per request or run, in whatever library for tables is installed."""
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -28,11 +28,13 @@ def frame(columns: Mapping[str, np.ndarray]) -> Any:
     return table
 
 
-def request_columns(lines: Iterable[str], tiers: Sequence[str]) -> dict[str, np.ndarray]:
+def request_columns(
+    lines: Iterable[str], tiers: Sequence[str], is_read: Callable[[str], bool] = lambda name: True
+) -> dict[str, np.ndarray]:
     """Read ``requests.csv`` of a run with these tiers, and check it by the table of columns.
 
-    Whole numbers become int64, or float64 with nan for gaps; times become float64; everything else is text. Raises ValueError
-    for a column that is missing, or has cells of another type.
+    ``is_read`` says by its name whether a column is read. Whole numbers become int64, or float64 with nan for gaps; times become
+    float64; everything else is text. Raises ValueError for a column that is missing, or has cells of another type.
     """
     cells = _read(lines)
     kinds = {heading: column.kind for column in COLUMNS for heading in column.headings(tiers)}
@@ -41,6 +43,8 @@ def request_columns(lines: Iterable[str], tiers: Sequence[str]) -> dict[str, np.
         raise ValueError(f"the column {missing[0]} is missing")
     found = {}
     for name, column in cells.items():
+        if not is_read(name):
+            continue
         try:
             found[name] = _guessed(name, column) if name not in kinds else _typed(kinds[name], column)
         except ValueError as error:

@@ -12,8 +12,14 @@ LINK = re.compile(r"\[(.+?)\]\(.+?\)")
 
 
 def meanings(topic: str) -> list[tuple[str, str]]:
-    """Return names and meanings of what is in a file, or of the fields and columns of a name; none if nothing is called so."""
-    return [(name, meaning) for file, name, meaning in _rows() if topic == file or topic in name.split(", ")]
+    """Return names and meanings of what is in a file, or of the fields and columns of a name; none if nothing is called so.
+
+    Of a word such as ``hit``, they are those of the fields of ``result.json`` whose names begin with it.
+    """
+    rows = list(_rows())
+    found = [(name, meaning) for file, name, meaning in rows if topic == file or topic in name.split(", ")]
+    begun = [(name, meaning) for file, name, meaning in rows if file == FILES[0] and name.startswith(f"{topic}_")]
+    return found or begun
 
 
 def _rows() -> Iterator[tuple[str, str, str]]:

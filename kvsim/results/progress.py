@@ -2,10 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
+
+INSTANT_S = 0.05
+"""A job that is over sooner was finished before, or failed at once."""
 
 
 class _Done(ProgressColumn):
@@ -16,6 +20,33 @@ class _Done(ProgressColumn):
     def render(self, task: Task) -> Text:
         per_s = task.completed / task.elapsed if task.elapsed else 0.0
         return Text(f"{task.completed:,.0f} of {task.total or 0:,.0f} {self.unit}, {per_s:,.{0 if per_s >= 10 else 1}f}/s")
+
+
+class Remaining:
+    """Says how far a sweep is: ``3 of 12, 2 min left``. The time is that of the jobs before, on average."""
+
+    def __init__(self, jobs: int, now_s: Callable[[], float] = perf_counter) -> None:
+        self._jobs, self._now_s = jobs, now_s
+        self._began_s = now_s()
+        self._took_s: list[float] = []
+
+    def next(self) -> str:
+        """Return the line for the job that begins now; the one before it has ended."""
+        now_s = self._now_s()
+        begun = len(self._took_s)
+        if begun:
+            self._took_s[-1] = now_s - self._began_s
+        self._began_s = now_s
+        worked = [took_s for took_s in self._took_s if took_s >= INSTANT_S]
+        self._took_s.append(0.0)
+        left = f", {_rough(sum(worked) / len(worked) * (self._jobs - begun))} left" if worked else ""
+        return f"{begun + 1} of {self._jobs}{left}"
+
+
+def _rough(seconds: float) -> str:
+    """Format a time to come: seconds below 90, minutes below 90, then hours."""
+    minutes = seconds / 60
+    return f"{seconds:.0f} s" if seconds < 90 else f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
 @contextmanager

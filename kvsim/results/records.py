@@ -4,7 +4,7 @@ import csv
 import gzip
 import shlex
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,13 +45,13 @@ def read_result(folder: Path) -> RunRecord:
     return record
 
 
-def read_requests(folder: Path, record: RunRecord) -> dict[str, np.ndarray]:
-    """Read the columns of the ``requests.csv.gz`` of a run with this record. Raises Damaged."""
+def read_requests(folder: Path, record: RunRecord, is_read: Callable[[str], bool] = lambda name: True) -> dict[str, np.ndarray]:
+    """Read the columns of the ``requests.csv.gz`` of a run with this record, or those that are asked for. Raises Damaged."""
     path = folder / "requests.csv.gz"
     try:
         with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-            columns = request_columns(file, list(record["hit_pages"]))
-        if len(columns["request"]) != record["requests"] + record["warmup_requests"]:
+            columns = request_columns(file, list(record["hit_pages"]), is_read)
+        if len(columns["prompt_tokens"]) != record["requests"] + record["warmup_requests"]:
             raise ValueError(f"it has {len(columns['request'])} rows")
     except (OSError, EOFError, zlib.error, csv.Error, ValueError, OverflowError, KeyError) as error:
         raise Damaged(f"{path}: not the requests of the run beside it: {error}: repeat the run") from error

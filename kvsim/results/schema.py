@@ -159,6 +159,7 @@ class SweepFile(TypedDict):
     command_line: str
     swept: list[str]
     objectives: NotRequired[list[Objective]]
+    notes: NotRequired[list[str]]
 
 
 PROBED = shape(

@@ -8,13 +8,31 @@ from kvsim.engine.outcome import REJECTED, Outcome
 
 GROWTH = 0.03
 """A queue that grows without end grows by at least this share of the requests that arrive."""
+ENDLESS = "the queue grew without end"
+"""How the warning of it begins."""
 MOST_OWN = 0.25
 """Largest share of a tier's pages that no tier above has, for the tier to be called without effect."""
 
 
 def warnings(outcome: Outcome) -> list[str]:
     """Return a sentence for each finding, about the whole run."""
-    return [*_endless_queue(outcome), *_idle_tiers(outcome)]
+    return [*_no_states(outcome), *_endless_queue(outcome), *_idle_tiers(outcome)]
+
+
+def _no_states(outcome: Outcome) -> list[str]:
+    """Say whether a hybrid model reused nothing although keys and values were cached, since no state was saved beside them."""
+    lost = outcome.checkpoints.get("tokens_lost_to_missing_state", 0)
+    if not lost or outcome.hit_pages.any():
+        return []
+    saved = outcome.checkpoints.get("saved", 0)
+    why = (
+        "no state is saved with checkpoint=none: leave it out, or choose another one"
+        if not saved
+        else f"none of the {saved:,} saved states was there when it was needed: give states more room, or set another checkpoint"
+    )
+    return [
+        f"nothing was reused: keys and values of {lost:,} prompt tokens were cached, but this model begins from states, and {why}"
+    ]
 
 
 def _endless_queue(outcome: Outcome) -> list[str]:
@@ -39,7 +57,7 @@ def _endless_queue(outcome: Outcome) -> list[str]:
         return []
     half_s = quarters[4] - quarters[2]
     return [
-        f"the queue grew without end: {second:,.0f} requests waited in the second quarter of the time of arrivals, "
+        f"{ENDLESS}: {second:,.0f} requests waited in the second quarter of the time of arrivals, "
         f"{last:,.0f} in the last. In its second half {came / half_s:.3g} requests/s arrived and {served / half_s:.3g} were "
         "admitted, so times to first token depend on the length of the trace"
     ]

@@ -6,7 +6,7 @@ Used by the commands, sweeps and the Python API.
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvsim.core.request import Request
 from kvsim.engine.collector import freeze, without_garbage_collector
 from kvsim.engine.outcome import Outcome
 from kvsim.errors import UsageError
@@ -29,6 +30,7 @@ from kvsim.run import play
 from kvsim.run.fingerprint import bound_names, configuration_hash
 from kvsim.run.run_result import RunResult
 from kvsim.trace.base import Trace
+from kvsim.trace.spreading import shared_times
 
 if TYPE_CHECKING:
     from kvsim.run.curves import Curve, CurveSettings
@@ -124,11 +126,18 @@ def execute(
         page_bytes=plan.model.page_bytes(plan.page_tokens),
         rules_note=plan.rules_note or None,
         trace_note=trace.note or None,
+        trace_warnings=time_warnings(command, requests),
         slo=plan.slo,
         model_note=plan.model_note or None,
         gpu_memory=None if plan.gpu_memory is None else asdict(plan.gpu_memory) | {"kv_bytes": plan.gpu_memory.kv_bytes},
     )
     return Result(record=record, outcome=outcome)
+
+
+def time_warnings(command: str, requests: Sequence[Request]) -> list[str]:
+    """Return what to know of the arrivals of a run with a clock."""
+    shared = shared_times(requests) if command == "simulate" else None
+    return [] if shared is None else [shared.warning()]
 
 
 @contextmanager

@@ -89,8 +89,7 @@ def _bracket(
             break
         if not is_rising and _is_flat(probes[-FLAT_RUNS:]):
             notes.append(
-                f"{last.attainment:.2%} meet the objectives at a rate of {last.rate:g}, and lower rates do not change that: even "
-                "without load, some requests take longer"
+                f"{last.attainment:.2%} meet the objectives at a rate of {last.rate:g}, and lower rates do not change that"
             )
             break
     else:

@@ -21,7 +21,7 @@ GROUPS = {
     "eviction": "which pages leave a tier first",
     "placement": "when a tier receives a copy from the tier above it",
     "prefetch": "what is read from disk while a request waits",
-    "checkpoint": "where the recurrent state of a hybrid model is saved",
+    "checkpoint": "where the recurrent state of a hybrid model is saved; without a choice, where vLLM keeps one (retention)",
     "routing": "which engine of a cluster gets a request",
     "scheduling": "which waiting request is admitted next",
     "logger": "where results go besides the run's folder",

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from kvsim.errors import UsageError, first_line
-from kvsim.settings.catalog import unknown_choice
+from kvsim.settings.catalog import GROUPS, unknown_choice
 from kvsim.settings.search_path import extend_search_path
 from kvsim.settings.settings_file import explain_file
 from kvsim.settings.sources import use
@@ -277,6 +277,9 @@ def _unknown_key(key: str, error: Exception, overrides: Sequence[str], config_na
     keys = [name for name in _known_keys(error, overrides, config_name) if name.startswith("hydra") == is_hydras]
     inner = getattr(error.__cause__, "full_key", None)
     key = inner if key in keys and inner else key  # a mapping with an unknown name
+    group = key.partition(".")[0]
+    if group != key and group not in keys and group in GROUPS:
+        return f"{key}: no {group} is chosen that has settings: add {group}=NAME"
     if hint := _similar_key(key, keys):
         return f"{key}: there is no such setting{hint}"
     parent = key.rpartition(".")[0]

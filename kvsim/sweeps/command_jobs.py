@@ -15,6 +15,7 @@ from kvsim.sweeps.composition import Compositions
 from kvsim.sweeps.grid import Lacking
 from kvsim.sweeps.job import Job, run_job
 from kvsim.sweeps.objective import Objective
+from kvsim.sweeps.planning import Way, effective
 
 
 class SweepJob(NamedTuple):
@@ -26,6 +27,8 @@ class SweepJob(NamedTuple):
     """The overrides that distinguish the job from the others."""
     is_alone: bool
     """Whether no other job runs at the same time."""
+    place: str = ""
+    """Where it stands among the others, and how long they take, if that is known."""
 
 
 RunCommand = Callable[[Plan, str, SweepJob | None], RunRecord]
@@ -55,13 +58,19 @@ class CommandJobs:
     """The keys that the sweep varies."""
     lacking: Lacking
     is_alone: bool
+    is_planned: bool = False
+    """Whether the jobs have been planned and leave out what has no effect on them; those of an optimizer have not."""
+    refused: frozenset[int] = frozenset()
+    """Numbers of jobs that cannot run, which the user knows already."""
 
-    def run_job(self, number: int, overrides: Sequence[str], compositions: Compositions) -> Objective:
+    def run_job(self, number: int, overrides: Sequence[str], compositions: Compositions, place: str = "") -> Objective:
         """Run a job and print how it ended. Returns its objectives; None for a failed job and where none are set."""
         if self.settings.fail_fast and any(self.folder.glob("*/error.json")):
             return None
-        given = self.lacking.left_out(overrides)
-        about = SweepJob(self.folder.name, of_interest(given, self.swept), self.is_alone)
+        if number in self.refused:
+            return None
+        given = self.lacking.left_out(overrides) if self.is_planned else self._effective(number, overrides, compositions)
+        about = SweepJob(self.folder.name, of_interest(given, self.swept), self.is_alone, place)
         line = shlex.join(["kvsim", self.command, *self.flags, *(word for word in given if not word.startswith("sweep."))])
         job = Job(number=number, overrides=given, plan=lambda: self.plan(given, compositions))
         ended = run_job(self.folder, self.command, job, lambda plan: self.run(plan, line, about))
@@ -70,6 +79,21 @@ class CommandJobs:
         elif ended.is_earlier:
             tell(f"job {ended.name}  {about.varied}  finished before")
         return ended.objective
+
+    def way(self, compositions: Compositions) -> Way[list[str]]:
+        """How these jobs are planned."""
+        return Way(
+            lines=list,
+            without=lambda job, lines: [line for line in job if line not in lines],
+            plan=lambda job: self.plan(job, compositions),
+        )
+
+    def _effective(self, number: int, overrides: Sequence[str], compositions: Compositions) -> list[str]:
+        """Return what of a job has an effect, and say what else it sets."""
+        given, objections, _ = effective(self.lacking.left_out(overrides), self.way(compositions))
+        for line, objection in objections.items():
+            tell(f"job {number}  {line} is left out: it has no effect {objection.why}")
+        return given
 
     def plan(self, overrides: Sequence[str], compositions: Compositions) -> Plan:
         """Make the plan of a job. Raises UsageError."""

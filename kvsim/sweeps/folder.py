@@ -88,14 +88,14 @@ def outcome_line(result: RunRecord) -> str:
 
 
 def failure_record(error: Exception, overrides: list[str]) -> dict[str, Any]:
-    """Return the content of ``error.json``; call it while the error is handled. Anything but a UsageError is a crash.
+    """Return the content of ``error.json``. Anything but a UsageError is a crash.
 
     The traceback of a crash is in it, and that of an error in a policy of the user's own.
     """
     is_crash = not isinstance(error, UsageError)
     record: dict[str, Any] = {"error": failure_message(error), "is_crash": is_crash, "overrides": overrides}
     if is_crash or isinstance(error, PolicyFailed):
-        record["traceback"] = traceback.format_exc().splitlines()
+        record["traceback"] = "".join(traceback.format_exception(error)).splitlines()
     return record
 
 
@@ -127,8 +127,10 @@ def write_comparison(folder: Path, runs: list[Run]) -> list[str]:
         front = front_of(runs)
         texts["means.csv"] = means_csv(runs) or ""
         texts["pareto.csv"] = front.csv() if front else ""
-        command_line = read_sweep(folder)["command_line"]
-        texts["report.html"] = render_comparison(runs, command_line, folder=folder, shared_script=SHARED_SCRIPT)
+        sweep = read_sweep(folder)
+        texts["report.html"] = render_comparison(
+            runs, sweep["command_line"], folder=folder, shared_script=SHARED_SCRIPT, notes=sweep.get("notes", ())
+        )
     with FileSet(folder) as files:
         for name, text in texts.items():
             if text:

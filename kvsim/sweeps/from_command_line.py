@@ -2,8 +2,9 @@
 
 import os
 import shlex
+import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from kvsim.plans.command_settings import SweepSettings
 from kvsim.plans.construct import construct
 from kvsim.report.saturation_page import print_saturation, read_saturations, write_saturation
 from kvsim.results.logger import Logger
+from kvsim.results.progress import Remaining, progress
 from kvsim.results.records import read_sweep
 from kvsim.results.runs import Run, read_runs
 from kvsim.run.fingerprint import configuration_hash
@@ -30,10 +32,15 @@ from kvsim.sweeps.composition import Compositions
 from kvsim.sweeps.folder import begin_folder, index_of, place_job, write_comparison
 from kvsim.sweeps.grid import Job, Lacking, check, combinations, lacking, prune, read_overrides, samples
 from kvsim.sweeps.objective import check_directions, check_objective
+from kvsim.sweeps.planning import Planned, planned, refusals, write_refusals
 from kvsim.sweeps.seeds import check_effect, with_seeds
 
 GRID, HERE = ".BasicSweeper", ".BasicLauncher"
 """What Hydra calls a sweep over all combinations, and one whose jobs run one after another in this process."""
+
+
+MANY = 50
+"""Jobs from which on a progress bar shows how many have been checked."""
 
 
 @dataclass(kw_only=True)
@@ -50,7 +57,9 @@ class Prepared:
     checked: list[Job]
     """Jobs to compose before the first one runs, as far as they differ in choices and keys."""
     note: str
-    """What to tell the user about settings that jobs leave out."""
+    """What to tell the user about settings that jobs leave out because their choices lack them."""
+    planned: Planned[Job]
+    """What was found when the jobs were planned; nothing if an optimizer chooses them."""
     record: dict[str, Any]
     """The content of ``sweep.json``."""
     logger: Logger
@@ -72,10 +81,13 @@ def run_sweep(command: str, run: RunCommand, asked: Asked) -> None:
         print(sweep.note, flush=True)
     if sweep.jobs.settings.dry_run:
         list_jobs(sweep)
+        print_notes(sweep)
         return
     check(sweep.compositions, sweep.checked)
+    refuse(sweep)
     with Lock(sweep.jobs.folder):
         begin_folder(sweep.jobs.folder, sweep.record)
+        write_refusals(sweep.jobs.folder, sweep.planned, lambda job: job)
         try:
             with interrupts_first():
                 run_jobs(sweep)
@@ -89,6 +101,18 @@ def run_sweep(command: str, run: RunCommand, asked: Asked) -> None:
     if failures:
         not_begun = ", and no others were started (sweep.fail_fast)" if sweep.jobs.settings.fail_fast else ""
         raise SweepError(failures, f"{len(failures)} of {finished + len(failures)} jobs failed{not_begun}")
+
+
+def refuse(sweep: Prepared) -> None:
+    """Say which jobs cannot run, before any work. Raises SweepError if none can, or if the first failure is to end the sweep."""
+    refused = sweep.planned.refused
+    lines = refusals(sweep.planned)
+    if lines and (len(refused) == len(sweep.planned.jobs) or sweep.jobs.settings.fail_fast):
+        name, error = next(iter(refused.items()))
+        failed = [Run(name=str(name), folder=sweep.jobs.folder, error=" ".join(str(error).split()))]
+        raise SweepError(failed, f"{len(refused)} of {len(sweep.planned.jobs)} jobs cannot run, and none was started")
+    for line in lines:
+        print(line if line.startswith(" ") else f"kvsim: {line}", file=sys.stderr, flush=True)
 
 
 def prepare(command: str, run: RunCommand, asked: Asked) -> Prepared:
@@ -111,9 +135,15 @@ def prepare(command: str, run: RunCommand, asked: Asked) -> Prepared:
     grid, note = prune(combinations(read), jobs.lacking) if is_grid else (None, _left_out(jobs.lacking))
     if is_grid and jobs.is_alone:
         check_run_here(asked)
+    found = Planned(jobs=grid or [])
+    if grid is not None:
+        with progress(len(grid), "checking", unit="jobs", shown=len(grid) >= MANY) as advance:
+            found = planned(grid, jobs.way(compositions), advance)
+        grid, jobs = found.jobs, replace(jobs, is_planned=True, refused=frozenset(found.refused))
     if grid is not None and settings.seeds is not None:
         check_effect(grid, settings.seeds, lambda job: jobs.plan(job, compositions))
     record = {"command": command, "command_line": _command_line(command, asked), "swept": jobs.swept, "objectives": aims}
+    record |= {"notes": found.notes} if found.notes else {}
     return Prepared(
         asked=asked,
         jobs=jobs,
@@ -122,6 +152,7 @@ def prepare(command: str, run: RunCommand, asked: Asked) -> Prepared:
         grid=grid,
         checked=[jobs.lacking.left_out(job) for job in samples(read)] if grid is None else grid,
         note=note,
+        planned=found,
         record=record,
         logger=logger,
     )
@@ -174,9 +205,10 @@ def _check_batches(sweeper: DictConfig, settings: SweepSettings) -> None:
 def run_jobs(sweep: Prepared) -> None:
     """Run the jobs here if they are a grid for this process, or through Hydra."""
     if sweep.grid is not None and sweep.jobs.is_alone:
+        remaining = Remaining(len(sweep.grid))
         for number, job in enumerate(sweep.grid):
             stop_if_interrupted()
-            sweep.jobs.run_job(number, job, sweep.compositions)
+            sweep.jobs.run_job(number, job, sweep.compositions, remaining.next())
         return
     from kvsim.sweeps.from_hydra import launch, optimize
 
@@ -210,14 +242,18 @@ def end(sweep: Prepared, *, is_interrupted: bool = False) -> tuple[list[Run], in
     """Write and print what a sweep leaves at its end. Returns the failed jobs, and the number of the others."""
     folder = sweep.jobs.folder
     if sweep.jobs.command == "curve":
+        print_notes(sweep)
         return _failures(folder), len(list(folder.glob("*/curve.json")))
     if sweep.jobs.command == "saturate":
-        return _end_saturations(folder)
+        ended = _end_saturations(folder)
+        print_notes(sweep)
+        return ended
     runs = read_runs([folder], damaged_fail=True)
     if not is_interrupted:
         add_bounds(runs)
     files = write_comparison(folder, runs)
     print_runs(folder, runs, files)
+    print_notes(sweep)
     if not is_interrupted:
         sweep.logger.log_sweep(folder, runs)
     failures = [run for run in runs if run.error is not None]
@@ -239,13 +275,20 @@ def print_runs(folder: Path, runs: list[Run], files: list[str]) -> None:
         console.print(f"\n{folder}: {' '.join(files)}", highlight=False)
 
 
+def print_notes(sweep: Prepared) -> None:
+    """Print which settings some jobs left out because they have no effect there."""
+    for note in sweep.planned.notes:
+        print(note, flush=True)
+
+
 def _end_saturations(folder: Path) -> tuple[list[Run], int]:
     from rich.console import Console
 
     records, damaged = read_saturations(folder)
     if records:
         console = Console()
-        write_saturation(folder, records, command_line=read_sweep(folder)["command_line"])
+        sweep = read_sweep(folder)
+        write_saturation(folder, records, command_line=sweep["command_line"], notes=sweep.get("notes", ()))
         print_saturation(records, console)
         console.print(f"\n{folder}: saturate.csv saturate.html", highlight=False)
     return [*_failures(folder), *damaged], len(records)

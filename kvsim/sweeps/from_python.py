@@ -6,10 +6,10 @@ import pickle
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from kvsim.settings.configuration import check_overrides, config_loader
 from kvsim.sweeps.composition import Compositions
 from kvsim.sweeps.folder import begin_folder, failure_record, write_failure
 from kvsim.sweeps.job import Ended, Job, run_job
+from kvsim.sweeps.planning import Planned, Way, planned, write_refusals
 from kvsim.trace.base import Trace
 
 NO_GUARD = (
@@ -54,7 +55,16 @@ class Settings:
     @property
     def texts(self) -> list[str]:
         """Its overrides as text, those by objects included."""
-        return [*self.overrides, *(f"{key}={policy!r}" for key, policy in self.objects.items())]
+        return [*self.overrides, *(_of_object(key, policy) for key, policy in self.objects.items())]
+
+    def without(self, texts: set[str]) -> "Settings":
+        """Return the job without some of its overrides."""
+        objects = {key: policy for key, policy in self.objects.items() if _of_object(key, policy) not in texts}
+        return replace(self, overrides=[line for line in self.overrides if line not in texts], objects=objects)
+
+
+def _of_object(key: str, policy: Any) -> str:
+    return f"{key}={policy!r}"
 
 
 @dataclass(kw_only=True)
@@ -68,6 +78,8 @@ class SweepPlan:
     fixed: Arguments
     compositions: Compositions = field(default_factory=lambda: Compositions(config_loader()))
     jobs: list[Settings] = field(default_factory=list)
+    planned: Planned[Settings] = field(default_factory=lambda: Planned(jobs=[]))
+    """What was found when the jobs were planned."""
 
     def __post_init__(self) -> None:
         for number, values in enumerate(itertools.product(*self.settings.values())):
@@ -76,20 +88,30 @@ class SweepPlan:
             self.jobs.append(Settings(number=number, overrides=overrides, objects=objects))
 
     def check(self) -> Logger:
-        """Compose each value of each setting once, before any job runs. Returns the logger. Raises UsageError."""
+        """Compose each value of each setting once and plan all jobs, before any job runs. Returns the logger.
+
+        Raises UsageError.
+        """
         seen: set[str] = set()
         for job in self.jobs:
             if not seen.issuperset(job.texts):
                 check_overrides(job.overrides)
                 config = self.compositions.compose(composed(self.trace, job.arguments)).config
                 seen.update(job.texts)
+        way = Way(lines=lambda job: job.texts, without=Settings.without, plan=self._plan)
+        self.planned = planned(self.jobs, way)
+        self.jobs = [replace(job, number=number) for number, job in enumerate(self.planned.jobs)]
         return construct(Logger, OmegaConf.to_container(config.logger, resolve=True), "logger")
+
+    def _plan(self, job: Settings) -> Plan:
+        return plan_for(self.command, self.trace, job.arguments, self.compositions.compose)
 
     def record(self) -> dict[str, Any]:
         """Return the content of ``sweep.json``."""
         swept = [f"{key}={','.join(map(_text, values))}" for key, values in self.settings.items()]
         words = ["kvsim", self.command, "-m", *composed(self.trace, self.fixed), *swept]
-        return {"command": self.command, "command_line": shlex.join(words), "swept": list(self.settings)}
+        record = {"command": self.command, "command_line": shlex.join(words), "swept": list(self.settings)}
+        return record | ({"notes": self.planned.notes} if self.planned.notes else {})
 
 
 def values_of(settings: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -111,14 +133,15 @@ def run_sweep(plan: SweepPlan, folder: Path, workers: int, advance: Callable[[in
     cannot begin or its workers died.
     """
     begin_folder(folder, plan.record())
-    if workers > 1 and len(plan.jobs) > 1:
-        ended = _in_workers(plan, folder, workers, advance)
+    ended = write_refusals(folder, plan.planned, lambda job: job.texts)
+    jobs = [job for job in plan.jobs if job.number not in ended]
+    if workers > 1 and len(jobs) > 1:
+        ended |= _in_workers(plan, jobs, folder, workers, advance)
     else:
-        ended = []
-        for job in plan.jobs:
-            ended.append(run_one(folder, plan.command, plan.trace, job, plan.compositions))
+        for job in jobs:
+            ended[job.number] = run_one(folder, plan.command, plan.trace, job, plan.compositions)
             advance(len(ended))
-    return {job.name: job.failure for job in ended}
+    return {one.name: one.failure for _, one in sorted(ended.items())}
 
 
 def run_one(folder: Path, command: str, trace: Trace, settings: Settings, compositions: Compositions) -> Ended:
@@ -162,10 +185,12 @@ def _check_main() -> None:
         )
 
 
-def _in_workers(plan: SweepPlan, folder: Path, workers: int, advance: Callable[[int], None]) -> list[Ended]:
-    """Run the jobs in new processes; the results are in order of the jobs."""
+def _in_workers(
+    plan: SweepPlan, jobs: Sequence[Settings], folder: Path, workers: int, advance: Callable[[int], None]
+) -> dict[int, Ended]:
+    """Run the jobs in new processes. Returns how they ended, by their numbers."""
     _check_main()
-    sent = [_packed(job) for job in plan.jobs]
+    sent = [_packed(job) for job in jobs]
     with tempfile.TemporaryDirectory(prefix="kvsim-") as place:
         trace = Path(place, "trace")
         trace.write_bytes(pickle.dumps(plan.trace, pickle.HIGHEST_PROTOCOL))
@@ -174,9 +199,9 @@ def _in_workers(plan: SweepPlan, folder: Path, workers: int, advance: Callable[[
         )
         try:
             futures = [pool.submit(_work, folder.absolute(), plan.command, job) for job in sent]
-            for done, _ in enumerate(as_completed(futures), 1):
+            for done, _ in enumerate(as_completed(futures), 1 + len(plan.jobs) - len(jobs)):
                 advance(done)
-            return [future.result() for future in futures]
+            return {job.number: future.result() for job, future in zip(jobs, futures, strict=True)}
         except BrokenProcessPool as error:
             if not list(Path(place).glob("begun-*")):
                 raise UsageError(NO_GUARD) from error

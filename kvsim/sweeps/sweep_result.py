@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from kvsim.errors import UsageError
-from kvsim.report.comparison.compare import Comparison, comparison_csv
+from kvsim.report.comparison.compare import NEAR, Comparison, comparison_csv
 from kvsim.report.notebook import comparison_html
+from kvsim.results.fields import BY_KEY
 from kvsim.results.frame import columns_of, frame
 from kvsim.results.rates import percent
-from kvsim.results.records import read_requests
+from kvsim.results.records import read_requests, read_sweep
 from kvsim.results.result import RunRecord
 from kvsim.results.runs import failed, read_runs
 from kvsim.run.run_result import RunResult
@@ -67,6 +68,8 @@ class Sweep:
         """The finished runs."""
         self.errors: dict[str, str] = {run.name: run.error for run in self._runs if run.error is not None}
         """What went wrong in each failed job, by its number."""
+        self.notes: list[str] = read_sweep(folder).get("notes", [])
+        """A sentence for each setting that has no effect in some of the jobs, which leave it out."""
 
     @cached_property
     def table(self) -> Any:
@@ -123,7 +126,8 @@ class Sweep:
 
     def _repr_html_(self) -> str:
         failed = "".join(f"<p>job {name} failed: {error}</p>" for name, error in self.errors.items())
-        return (comparison_html(Comparison(self._runs), self._line()) if self.runs else "") + failed
+        notes = "".join(f"<p>{note}</p>" for note in self.notes)
+        return (comparison_html(Comparison(self._runs), self._line()) if self.runs else "") + failed + notes
 
     def _line(self) -> str:
         failed = [f"{len(self.errors)} failed"] if self.errors else []
@@ -137,4 +141,6 @@ class Sweep:
             return ", ".join([over, *failed])
         best = max(known, key=lambda run: run.hit_rate)
         where = " ".join(f"{key}={value}" for key, value in best.settings.items() if value)
-        return ", ".join([over, *failed, f"best hit rate {percent(best.hit_rate)} ({where or f'job {best.name}'})"])
+        near = list(self._comparison.standing(BY_KEY["hit_rate"]).values()).count(NEAR)
+        others = [f"{NEAR} {near} other{'s' * (near > 1)}"] if near else []
+        return ", ".join([over, *failed, f"best hit rate {percent(best.hit_rate)} ({where or f'job {best.name}'})", *others])

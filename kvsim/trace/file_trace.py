@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kvsim.core.request import Request
 from kvsim.numbers import Whole, check_settings
-from kvsim.trace.base import TraceSource
+from kvsim.trace.base import TraceSource, check_times, in_order_of_arrival
 from kvsim.trace.records import MAX_LINE_BYTES, Record, read_records
+from kvsim.trace.spreading import spread_arrivals
 
 
 @dataclass(kw_only=True)
@@ -15,11 +17,13 @@ class FileTrace(TraceSource):
 
     STAMP_S: ClassVar[float] = 0.001
     """The unit of the timestamps of its lines, in seconds."""
-    OF_ARRIVALS: ClassVar[tuple[str, ...]] = ("path", "max_line_bytes")
+    OF_ARRIVALS: ClassVar[tuple[str, ...]] = ("path", "max_line_bytes", "spread")
 
     path: str
     max_line_bytes: int = MAX_LINE_BYTES
     """The longest line, or element of a JSON array, and the longest stretch of blank lines; it bounds the memory that is used."""
+    spread: bool = False
+    """Whether requests with equal arrivals are spread over the time to the next one; see spreading.py."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -33,6 +37,13 @@ class FileTrace(TraceSource):
 
     def files(self) -> list[str]:
         return [self.path]
+
+    def in_order(self, requests: list[Request]) -> list[Request]:
+        """Return the requests as ``in_order_of_arrival`` does, spread if that is asked for. Raises TraceError and UsageError."""
+        if self.spread:
+            check_times(requests)
+            spread_arrivals(requests, self.path)
+        return in_order_of_arrival(requests)
 
     def read(self, limit: int | None = None) -> Iterator[Record]:
         """Yield the records of the file, only the first ``limit`` if given. Raises TraceError."""

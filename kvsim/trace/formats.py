@@ -3,6 +3,7 @@
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 
 from kvsim.errors import TraceError
@@ -57,6 +58,12 @@ FORMATS = (
 """The first one whose fields are all there is the format of a file."""
 
 
+OPTIONAL = ("timestamp", "output_length", "output_tokens", "session_id", "delay", "priority", "tenant", "type", "turn")
+"""Fields of several formats that identify none."""
+ALIKE = 0.6
+"""From which similarity on two names may be those of one field."""
+
+
 def recognise(path: str, max_line_bytes: int = MAX_LINE_BYTES) -> tuple[Format, dict[str, int]]:
     """Return the format of a file, and the settings that its first record shows.
 
@@ -90,14 +97,25 @@ def format_of(source: TraceSource) -> str:
 
 
 def _nearest(found: Collection[str]) -> str:
-    """Say which format is nearest and what it lacks; without any, list all formats."""
-    nearest = min(FORMATS, key=lambda known: len(known.missing(found)) / len(known.fields))
+    """Say which format is nearest and what it lacks; without any, list all formats.
+
+    Of several that lack as much, it is the one whose missing fields the file may have by other names.
+    """
+    nearest = min(FORMATS, key=lambda known: (len(known.missing(found)) / len(known.fields), -len(_renamed(known, found))))
     missing = nearest.missing(found)
     if len(missing) < len(nearest.fields):
-        return f"The nearest format is {nearest.name}, which also has {_listed(missing)}"
+        named = [f"{own} may be its {field}: rename it" for field, own in _renamed(nearest, found).items()]
+        return "; ".join([f"The nearest format is {nearest.name}, which also has {_listed(missing)}", *named])
     names = dict.fromkeys(known.name for known in FORMATS)
     shown = (next(known for known in FORMATS if known.name == name) for name in names)
     return f"Known are {', '.join(f'{known.name} ({_listed(known.fields)})' for known in shown)}"
+
+
+def _renamed(known: Format, found: Collection[str]) -> dict[str, str]:
+    """Return, for the fields that a format has and a record lacks, the record's own ones with names like theirs."""
+    others = [field for field in found if field not in OPTIONAL and not any(field in other.fields for other in FORMATS)]
+    alike = {field: get_close_matches(field, others, 1, ALIKE) for field in known.missing(found)}
+    return {field: names[0] for field, names in alike.items() if names}
 
 
 def _listed(fields: Collection[str]) -> str:

@@ -8,7 +8,7 @@ from kvsim.core.request import Request
 from kvsim.numbers import Whole, check_settings
 from kvsim.pages.extents import Extent, count_pages
 from kvsim.trace.answers import ANSWERS, infer_answers, make_answer_unique
-from kvsim.trace.base import TAILS, Trace, check_choice, in_order_of_arrival, refuse_bigram
+from kvsim.trace.base import TAILS, Trace, check_choice, refuse_bigram
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.file_trace import FileTrace
 from kvsim.trace.records import AT_LEAST_ONE, Record
@@ -93,7 +93,7 @@ class HashedTrace(FileTrace):
 
     def trace(self, requests: list[Request], page_tokens: int) -> Trace:
         """Make a trace of the requests: sort them by arrival and, with ``answers=inferred``, infer their answers."""
-        requests = in_order_of_arrival(requests)
+        requests = self.in_order(requests)
         if self.answers == "inferred":
             infer_answers(requests, page_tokens)
         return Trace(name=Path(self.path).name, requests=requests, page_tokens=page_tokens, block_tokens=self.block_tokens)

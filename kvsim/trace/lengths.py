@@ -13,7 +13,7 @@ from kvsim.core.request import Request
 from kvsim.errors import TraceError
 from kvsim.numbers import Real, Whole, check_settings
 from kvsim.pages.extents import Extent, append_extent, count_pages, split_extents
-from kvsim.trace.base import Trace, check_page_tokens, in_order_of_arrival, refuse_bigram
+from kvsim.trace.base import Trace, check_page_tokens, refuse_bigram
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.file_trace import FileTrace
 from kvsim.trace.records import Record, shown
@@ -97,7 +97,7 @@ class Lengths(FileTrace):
         asked = sorted(asked, key=lambda row: row.arrival_s)[: self.limit]
         return Trace(
             name=Path(self.path).name,
-            requests=in_order_of_arrival(self._requests(asked, page_tokens, self.prefixes)),
+            requests=self.in_order(self._requests(asked, page_tokens, self.prefixes)),
             page_tokens=page_tokens,
             block_tokens=None,
             note=f"prefixes are synthetic: a prompt continues an earlier one with probability {self.prefixes:g} (trace.prefixes)",

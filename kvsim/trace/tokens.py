@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvsim.core.request import Request
 from kvsim.pages.extents import Extent, split_extents
-from kvsim.trace.base import TAILS, Trace, check_choice, check_page_tokens, in_order_of_arrival, name_pages
+from kvsim.trace.base import TAILS, Trace, check_choice, check_page_tokens, name_pages
 from kvsim.trace.file_trace import FileTrace
 from kvsim.trace.page_hasher import PageHasher, Span
 from kvsim.trace.page_index import PageIndex
@@ -46,7 +46,7 @@ class Tokens(FileTrace, TimedTrace):
     def load(self, page_tokens: int) -> Trace:
         return Trace(
             name=Path(self.path).name,
-            requests=in_order_of_arrival(self._requests(page_tokens, PageIndex())),
+            requests=self.in_order(self._requests(page_tokens, PageIndex())),
             page_tokens=page_tokens,
             block_tokens=None,
         )

@@ -10,7 +10,7 @@ from kvsim.core.request import Request
 from kvsim.numbers import Whole, check_settings
 from kvsim.pages.extents import count_pages
 from kvsim.trace.answers import infer_answers
-from kvsim.trace.base import Trace, check_choice, in_order_of_arrival, refuse_bigram
+from kvsim.trace.base import Trace, check_choice, refuse_bigram
 from kvsim.trace.blocks import BlockPages
 from kvsim.trace.file_trace import FileTrace
 from kvsim.trace.records import AT_LEAST_ONE, Record
@@ -78,7 +78,7 @@ class Weka(FileTrace):
             lane = self._next_lane(lanes)
             self._play(session, sorted(_calls(record), key=lambda call: call.start_s), lane, pages, requests)
             heappush(lanes, lane)
-        requests = in_order_of_arrival(requests)[: self.limit]
+        requests = self.in_order(requests)[: self.limit]
         if self.answers == "inferred":
             infer_answers(requests, page_tokens)
         return Trace(

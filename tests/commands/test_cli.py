@@ -9,6 +9,7 @@ import pytest
 
 from kvsim import cli
 from kvsim.cli import COMMANDS, main
+from kvsim.commands.listing import OTHER_NAMES
 
 LOADED = """
 import sys
@@ -105,3 +106,26 @@ def test_an_error_of_another_file_is_no_error_of_the_output(
     assert capfd.readouterr().err == "kvsim: cannot write a file: No space left on device\n"
     with pytest.raises(OSError, match="Input/output"):
         main(["replay"])
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("sweep", "use kvsim simulate -m or kvsim replay -m"),
+        ("compare", "use kvsim report FOLDER"),
+        ("run", "use kvsim simulate"),
+    ],
+)
+def test_a_command_by_another_tools_name_is_answered_with_ours(
+    word: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word, "trace.path=x"]) == 2
+    assert capsys.readouterr().err.startswith(f"kvsim: there is no command '{word}': {expected}")
+
+
+def test_no_other_name_hides_a_command_and_all_lead_to_one() -> None:
+    assert not set(OTHER_NAMES) & set(COMMANDS)
+    for text in OTHER_NAMES.values():
+        assert re.match(r"kvsim (\w+|--version)", text) and all(
+            name in {*COMMANDS, "--version"} for name in re.findall(r"kvsim ([\w-]+)", text)
+        )

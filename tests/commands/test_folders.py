@@ -236,7 +236,9 @@ def test_a_job_that_fails_is_not_taken_for_the_earlier_one_of_its_number(
     own = copied(sweep, folder / "sweep")
     before = content(own / "0")
     assert main(["replay", "-m", "trace.sessions=3", "tiers.gpu.capacity=40,5000pages", "output=sweep"]) == 2
-    assert said(capsys)[0].startswith("kvsim: job 0-failed failed: tiers.gpu.capacity: 40 has no unit")
+    first, reason, *_ = said(capsys)
+    assert first == "kvsim: 1 of 2 jobs cannot run; the others do:"
+    assert reason.startswith("  job 0: tiers.gpu.capacity: 40 has no unit")
     assert content(own / "0") == before
     assert [(row["job"], row["status"]) for row in table(own)][:2] == [("0", "finished"), ("0-failed", "failed")]
 

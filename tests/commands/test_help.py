@@ -118,3 +118,11 @@ def test_files_of_results_and_what_is_in_them_are_described(capsys: pytest.Captu
     columns = shown(capsys, "help", "requests.csv.gz")
     assert "hit_pages_gpu, hit_pages_cpu, hit_pages_disk" in columns and "  ttft_s " in columns
     assert shown(capsys, "help", "ttft_s").count("  ttft_s ") == 2, "of a run, and of a request"
+
+
+def test_a_word_that_begins_fields_or_settings_leads_to_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "hit"]) == 0
+    shown = capsys.readouterr().out
+    assert "hit_rate" in shown and "hit tokens over prompt tokens" in " ".join(shown.split())
+    assert main(["help", "hardware.disk"]) == 2
+    assert "did you mean hardware.disk_read_bytes_per_s or" in capsys.readouterr().err

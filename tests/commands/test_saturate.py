@@ -124,3 +124,32 @@ def test_requests_that_all_come_at_once_have_no_rate(folder: Path, capsys: pytes
     write_trace(folder / "trace.jsonl", [0] * 10)
     assert saturate(*SERVER) == 2
     assert "all requests arrive at once" in capsys.readouterr().err
+
+
+def test_requests_that_arrive_at_once_are_no_load_and_the_notes_say_so(folder: Path) -> None:
+    """Five come every 3 s: at any rate, the last one waits for four, 1 s in all. Alone, or spread, none waits."""
+    write_trace(folder / "trace.jsonl", [3000 * (number // 5) for number in range(REQUESTS)])
+    assert saturate(*SERVER, "slo.ttft_s=0.8") == 0
+    found = record()
+    assert found["rate"] is None and found["runs"][0]["attainment"] == pytest.approx(0.6)
+    notes = " ".join(found["notes"])
+    assert "5.0 requests share a time, and times step by 3 s" in notes
+    assert "run alone, 100.00% of the requests meet the objectives" in notes and "without load" not in notes
+    assert saturate(*SERVER, "slo.ttft_s=0.8", "trace.spread=true") == 0
+    assert record()["rate"] > 1 and not record()["notes"]
+
+
+def test_prompts_that_are_too_long_by_themselves_are_named(folder: Path) -> None:
+    """A token takes 1 ms, and a step 1 ms more: 512 tokens half a second, 1,024 more than a second. One of ten has 1,024."""
+    lines = [
+        {"timestamp": 1000 * number, "output_length": 1, "input_length": size, "hash_ids": list(range(2 * number, end))}
+        for number in range(100)
+        for size in [1024 if number % 10 == 0 else 512]
+        for end in [2 * number + size // 512]
+    ]
+    (folder / "trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert saturate(*SERVER, "hardware.fixed_s=0.001", "hardware.prefill_token_s=0.001", "slo.ttft_s=0.6", "page_tokens=512") == 0
+    assert record()["notes"][-1] == (
+        "even without load, 10.0% of the prompts, all of 1,024 tokens or more, take longer than 0.6 s to the first token. Best "
+        "attainable: 90.00%"
+    )

@@ -88,5 +88,6 @@ def test_no_policy_is_named_outside_its_family_but_as_a_default_or_a_bound() -> 
     }
     concrete = {name for name in named if not name.endswith((".base", ".context", "_table", "_order"))}
     assert concrete <= {
-        "eviction.belady", "eviction.lru", "placement.write_through", "prefetch.none", "checkpoint.none", "routing.least_loaded",
+        "eviction.belady", "eviction.lru", "placement.write_through", "prefetch.none", "checkpoint.none",
+        "checkpoint.retention", "routing.least_loaded",
     }  # fmt: skip

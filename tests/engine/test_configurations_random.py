@@ -22,7 +22,7 @@ from kvsim.cluster.cluster import Cluster
 from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache, Server
 from kvsim.engine.outcome import FINISHED, REJECTED, Outcome
-from kvsim.errors import TraceError, UsageError
+from kvsim.errors import NoEffect, TraceError, UsageError
 from kvsim.hardware.tier_kinds import LEVELS
 from kvsim.plans.plan import Plan
 from kvsim.plans.substrate_choice import SUBSTRATES
@@ -42,7 +42,7 @@ APART = Kind(apart_ms=1e6)
 
 def one_line(error: UsageError) -> str:
     """The line of an error; no other is raised but for a fault of kvsim's."""
-    assert type(error) in (UsageError, TraceError), error
+    assert type(error) in (UsageError, TraceError, NoEffect), error
     line = str(error)
     assert len(line) > 20 and line == line.strip() and "\n" not in line, line
     return line

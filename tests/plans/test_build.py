@@ -5,7 +5,7 @@ from pathlib import Path
 
 import hydra.utils
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 
 from kvsim.errors import UsageError
 from kvsim.plans.build import build_run, check_output
@@ -320,7 +320,8 @@ def test_every_choice_builds(group: str) -> None:
         is_hybrid = group == "checkpoint" or getattr(target and hydra.utils.get_class(target), "serves_hybrid_models", False)
         model = ("model=qwen3_next_80b",) if is_hybrid else ()
         config = composed(*tiers, *model, *engines)
-        config[group] = settings
+        with open_dict(config):  # no checkpoint is chosen by default
+            config[group] = settings
         assert build_run(config, command=command, overrides=[f"{group}={path.stem}", *tiers, *model, *engines])
 
 

@@ -114,3 +114,10 @@ def test_python_needs_only_the_path(write):
     path = write(FIRST["mooncake"])
     assert load_trace(path=path).block_tokens == 512
     assert load_trace(path=path, answers="unique").requests[0].output_runs is not None
+
+
+def test_a_field_by_another_name_is_pointed_out(write):
+    with pytest.raises(
+        TraceError, match="nearest format is mooncake, which also has input_length; in_len may be its input_length"
+    ):
+        recognise(write({"timestamp": 0, "hash_ids": [1], "in_len": 512, "output_length": 3}))

@@ -19,7 +19,7 @@ from kvsim.engines.sglang.stepped import SteppedNodes
 from kvsim.engines.sglang.stored_steps import StoredSteps
 from kvsim.engines.sglang.unified_nodes import UnifiedNodeCache
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
-from kvsim.errors import UsageError
+from kvsim.errors import IdleSetting, UsageError
 from kvsim.hardware.tier_kinds import kind_of
 from kvsim.numbers import Real, Whole, check_settings
 
@@ -134,7 +134,7 @@ class SGLangRules(Rules):
         super().check(command, tiers)
         for name, tier in (("load_min_tokens", "cpu"), ("version", "cpu"), ("prefetch_counts", "disk")):
             if tier not in tiers and getattr(self, name) != getattr(SGLangRules, name):
-                raise ValueError(f"{name} has no effect without a {kind_of(tier).label} tier: set tiers.{tier}.capacity")
+                raise IdleSetting(name, f"without a {kind_of(tier).label} tier", f"set tiers.{tier}.capacity")
         if "disk" in tiers and "cpu" not in tiers:
             raise ValueError("SGLang's storage is read into host memory: set tiers.cpu.capacity")
         if not self.is_unified and "disk" in tiers:
@@ -150,7 +150,7 @@ class SGLangRules(Rules):
         """Raise ValueError for settings that only a simulation has."""
         for field in fields(self):
             if field.name in OF_SCHEDULE and getattr(self, field.name) != field.default:
-                raise ValueError(f"{field.name} has no effect on kvsim {command}, which has no schedule: leave it out")
+                raise IdleSetting(field.name, f"on kvsim {command}, which has no schedule")
 
     def check_schedule(self, scheduling: Any, page_tokens: int, max_batch_tokens: int) -> None:
         check_policy(scheduling)

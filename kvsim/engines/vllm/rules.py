@@ -17,7 +17,7 @@ from kvsim.engines.vllm.offloading import OffloadingCache
 from kvsim.engines.vllm.offloads import CpuOffloads, Offloads
 from kvsim.engines.vllm.schedule import BlockSchedule
 from kvsim.engines.vllm.stepped import SteppedCache
-from kvsim.errors import UsageError
+from kvsim.errors import IdleSetting, UsageError
 from kvsim.numbers import Whole, check_settings
 from kvsim.policies.scheduling.base import ARRIVAL, PRIORITY, SchedulingPolicy
 
@@ -63,14 +63,14 @@ class VLLMRules(Rules):
     def _check_effects(self, command: str, tiers: Sequence[str]) -> None:
         """Raise ValueError for settings without effect."""
         if command == "replay" and self.loop != VLLMRules.loop:
-            raise ValueError(f"loop={self.loop} has no effect on kvsim replay, which has no clock: leave it out")
+            raise IdleSetting("loop", "on kvsim replay, which has no clock", subject=f"loop={self.loop}")
         for name, value, default in (
             ("blocks_per_chunk", self.blocks_per_chunk, 1),
             ("offload_prompt_only", self.offload_prompt_only, True),
         ):
             if value != default and (command == "replay" or "cpu" not in tiers):
                 where = "kvsim replay" if command == "replay" else "a run without a CPU tier"
-                raise ValueError(f"{name}={str(value).lower()} has no effect on {where}: leave it out")
+                raise IdleSetting(name, f"on {where}", subject=f"{name}={str(value).lower()}")
         if not (self.offload_prompt_only or self.cache_output):
             raise ValueError("offload_prompt_only=false needs cache_output=true, since pages of answers have no names otherwise")
 

@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from rich.console import Console
@@ -11,23 +12,33 @@ from rich.text import Text
 
 from kvsim.report.comparison.cases import Case, cases_of
 from kvsim.report.comparison.differing import differing, heading, overridden, setting_text
+from kvsim.report.comparison.noise import Against, against
 from kvsim.report.terminal import Cell, print_table, width_of
 from kvsim.results.chosen_names import package
 from kvsim.results.fields import BY_KEY, measures_of
 from kvsim.results.measures import Measure
 from kvsim.results.result import RunRecord, hit_definition
 from kvsim.results.runs import Run
-from kvsim.results.statistics import Mean, is_distinguishable, paired_difference
+from kvsim.results.statistics import Mean
+from kvsim.results.warnings import ENDLESS
 
 MOST_ROWS = 40
 """Most runs shown on a terminal."""
 SIZES = ("cluster.engines", "cluster.engines_per_host", "cluster.prefill", "cluster.decode")
 """Settings that decide how many tiers there are."""
 BOUND_MEASURES = ("hit_rate", "page_hit_rate", "rejected")
+OVERLOAD = " !"
+OF_WAITING = ("ttft_s_mean", "ttft_s_p99", "queue_s_mean")
+"""Measures that have no meaning where the queue grows without end."""
+MOST_OVERLOADED = 12
 MOST_SETS = 4
 """Most sets of identical cases that are named."""
 BEST, TIE, NEAR = "best", "=", "≈"
 """How a value stands in its column: alone the best, one of several that are equal as shown, not distinguishable from the best."""
+
+
+DRAWN = {"sessions": "the trace's sessions", "stretches": "stretches of the trace", "seeds": "seeds"}
+"""What is drawn again to know the noise of a difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +62,7 @@ class Comparison:
         self.results: list[RunRecord] = [run.result for run in self.runs if run.result is not None]
         self.cases = cases_of(self.runs, by_run=by_run)
         self.has_seeds = any(len(case.runs) > 1 for case in self.cases)
+        self._against: dict[tuple[str, int, tuple[int, ...]], list[Against]] = {}
         self.keys = differing([case.settings for case in self.cases], overridden(self.results))
         self.known = measures_of(self.results)
         """All measures; ``measures`` are those worth showing."""
@@ -124,14 +136,58 @@ class Comparison:
         )
         return values.pop() if len(values) == 1 and is_of_the_bound else ""
 
+    @cached_property
+    def served(self) -> list[str]:
+        """Which requests each case served, as far as its numbers tell: cases of the same requests have equal texts."""
+        has_tokens = not any(result["rejected"] for result in self.results)
+        by_seed = [{result["seed"]: _served(result, has_tokens) for result in case.results} for case in self.cases]
+        common = set.intersection(*map(set, by_seed)) if by_seed else set()
+        return [" ".join(served[seed] for seed in sorted(common or served)) for served in by_seed]
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some cases served other requests than others, so that their numbers cannot be compared."""
+        return len(set(self.served)) > 1
+
+    def overloaded(self) -> list[int]:
+        """Return the cases in which, with some seed, the queue grew for as long as requests arrived."""
+        return [
+            place
+            for place, case in enumerate(self.cases)
+            if any(text.startswith(ENDLESS) for result in case.results for text in result.get("warnings") or ())
+        ]
+
+    def overload_note(self) -> list[str]:
+        """Say in which cases latencies have no meaning of their own; nothing if in none."""
+        places = self.overloaded()
+        if not places:
+            return []
+        names = ", ".join(self.cases[place].name for place in places[:MOST_OVERLOADED])
+        more = f" and {len(places) - MOST_OVERLOADED} more" if len(places) > MOST_OVERLOADED else ""
+        why = "more requests arrived than were served, so these times only tell how long the trace is"
+        return [f"!: {ENDLESS} in {names}{more}: {why}"]
+
+    def mixture(self) -> list[str]:
+        """Say that the runs served different requests; nothing if they served the same."""
+        if not self.is_mixed:
+            return []
+        counts = sorted({result["requests"] + result["warmup_requests"] for result in self.results})
+        numbers = f" ({', '.join(f'{number:,}' for number in counts[:MOST_SETS])})" if len(counts) > 1 else ""
+        return [
+            f"These runs served different requests{numbers}: their hit rates and times are not comparable, so none is called the "
+            "best of all"
+        ]
+
     def standing(self, measure: Measure, places: Sequence[int] | None = None) -> dict[int, str]:
         """Return how cases stand among ``places`` (by default all): BEST, TIE (equal to the best as shown) or NEAR.
 
         Nothing is said where all values are equal as shown. Only the cases with the fewest rejected requests compete: the rates
-        of others exclude requests that are hard to serve. NEAR is a case whose differences from the best, seed by seed, have a
-        95 % interval that includes zero.
+        of others exclude requests that are hard to serve. NEAR is a case whose difference from the best has a 95 % interval that
+        includes zero: by their seeds or, with one run each, by resampling the requests.
         """
-        competing = self._competing(range(len(self.cases)) if places is None else places)
+        competing = self.competing(places)
+        if len({self.served[place] for place in competing}) > 1:
+            return {}
         means = {place: mean.mean for place in competing if (mean := self.cases[place].mean(measure)) is not None}
         texts = {place: measure.text(value) for place, value in means.items()}
         if not measure.better or len(set(texts.values())) < 2:
@@ -139,14 +195,19 @@ class Comparison:
         best = max(means, key=lambda place: measure.better * means[place])
         first = [place for place, text in texts.items() if text == texts[best]]
         found = dict.fromkeys(first, BEST if len(first) == 1 else TIE)
-        leader = self.cases[best].by_seed(measure.of)
-        for place in means:
-            difference = paired_difference(self.cases[place].by_seed(measure.of), leader)
-            if place not in found and difference is not None and not is_distinguishable(difference):
-                found[place] = NEAR
-        return found
+        others = [place for place in means if place not in found]
+        return found | {other.place: NEAR for other in self.against(measure, best, others) if other.difference.holds_zero}
 
-    def _competing(self, places: Iterable[int]) -> list[int]:
+    def against(self, measure: Measure, best: int, others: Sequence[int]) -> list[Against]:
+        """Return the best case against others, the nearest first, where their noise is known."""
+        key = measure.key, best, tuple(others)
+        if key not in self._against:
+            self._against[key] = against(self.cases, measure, best, others)
+        return self._against[key]
+
+    def competing(self, places: Iterable[int] | None = None) -> list[int]:
+        """Return those of ``places``, by default of all cases, that have the fewest rejected requests."""
+        places = range(len(self.cases)) if places is None else places
         rejected = {place: sum(result["rejected"] for result in self.cases[place].results) for place in places}
         fewest = min(rejected.values(), default=0)
         return [place for place, number in rejected.items() if number == fewest]
@@ -183,10 +244,20 @@ class Comparison:
             )
             if any(len(case.runs) == 2 for case in self.cases):
                 lines.append("An interval from two seeds extends some 13 standard errors to each side; more seeds narrow it.")
+        lines += self._noise_note()
         lost = [run.name for run, result in zip(self.runs, self.results, strict=True) if result.get("bounds") and not run.bounds]
         if lost:
             lines.append(f"No bounds for these runs, because their traces can no longer be read: {', '.join(lost[:8])}.")
         return lines
+
+    def _noise_note(self) -> list[str]:
+        """Say what ≈ means where cases have one run each; nothing if no case has the mark."""
+        drawn = {other.drawn for found in self._against.values() for other in found if other.difference.holds_zero} - {"seeds"}
+        if not drawn:
+            return []
+        what = " or ".join(DRAWN[name] for name in sorted(drawn))
+        how = f"the 95 % interval of the difference, by resampling {what}, holds zero"
+        return [f"≈: not distinguishable from the best of its column: {how}."]
 
     def same_results(self) -> list[str]:
         """Say which cases have equal results in everything, and which ones the seed makes no difference to."""
@@ -217,6 +288,12 @@ class Comparison:
         return " ".join(part for part in (names, f"({varied})" if varied else "", f"at {shared}" if shared else "") if part)
 
 
+def _served(result: RunRecord, has_tokens: bool) -> str:
+    """Return how many requests a run was given and, if no run rejected any, how many tokens their prompts had."""
+    counts = [result["requests"], result["warmup_requests"], *([result["prompt_tokens"]] if has_tokens else [])]
+    return ":".join(map(str, counts))
+
+
 def by_hit_rate(comparison: Comparison) -> list[int]:
     """Return the cases, those with the highest mean hit rate first; those without one last."""
     means = [case.mean(BY_KEY["hit_rate"]) for case in comparison.cases]
@@ -244,11 +321,15 @@ def print_comparison(runs: Sequence[Run], console: Console) -> None:
     columns = [column for column, measure in enumerate(comparison.measures) if measure.on_terminal]
     titles = ["job", *map(heading, comparison.keys), *(comparison.measures[column].title for column in columns)]
     settings = range(1, len(comparison.keys) + 1)
+    overloaded = comparison.overloaded()
     drawn: list[list[Cell]] = []
     for number, row in enumerate(rows):
         place = number - 1
         if row.is_bound or place in listed:
             cells = [_marked(row.cells[column], stands[column], place) for column in columns]
+            for cell, column in zip(cells, columns, strict=True):
+                if place in overloaded and comparison.measures[column].key in OF_WAITING:
+                    cell.append(OVERLOAD, "bold red")
             drawn.append([Text(row.name, "dim" if row.is_bound else ""), *row.settings, *cells])
     first = len(settings) + 1
     rest = [first + at for at, column in enumerate(columns) if comparison.measures[column].key != "hit_rate"]
@@ -257,7 +338,7 @@ def print_comparison(runs: Sequence[Run], console: Console) -> None:
     print_table(console, titles, drawn, width, words=settings, left=(0, *settings), drop=drop)
     if len(order) > MOST_ROWS:
         console.print(f"{len(order) - MOST_ROWS} configurations with lower hit rates are not shown", style="dim", highlight=False)
-    for line in (*comparison.same_results(), *comparison.notes()):
+    for line in (*comparison.overload_note(), *comparison.mixture(), *comparison.same_results(), *comparison.notes()):
         console.print(Text(line, "dim"), width=min(width, 100))
 
 

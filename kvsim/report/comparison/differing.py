@@ -47,7 +47,7 @@ def overridden(results: Iterable[RunRecord]) -> set[str]:
 
 
 def differing(settings: Sequence[Mapping[str, str]], overridden: Collection[str] = ()) -> list[str]:
-    """Return the keys whose values differ, and those of choices and tier settings that only some runs have.
+    """Return the keys whose values differ, and those of choices and tier settings that only some runs have, or set.
 
     Settings that follow from the choice made from their group, as a model's layers do, are left out unless ``overridden``.
     """
@@ -59,10 +59,17 @@ def differing(settings: Sequence[Mapping[str, str]], overridden: Collection[str]
         is_partial = len(values) < len(settings)
         if key.partition(".")[0] in WITHOUT_EFFECT:
             continue
-        if len(set(values)) > 1 or is_partial and (key in of_choices or key.startswith("tiers.") and key.count(".") == 2):
+        is_own = key in of_choices or key.startswith("tiers.") and key.count(".") == 2 or key in overridden
+        if len(set(values)) > 1 or is_partial and (is_own or _is_of_one_choice(key, settings)):
             found.append(key)
     found = [key for key in found if key in overridden or not any(_follows(key, choice, settings) for choice in found)]
     return sorted(found, key=lambda key: next((place for place, name in enumerate(ORDER) if key.startswith(name)), len(ORDER)))
+
+
+def _is_of_one_choice(key: str, settings: Sequence[Mapping[str, str]]) -> bool:
+    """Whether all runs made the same choice from a setting's group, as of a trace, so that its null differs from a value."""
+    group = key.partition(".")[0]
+    return group != key and group in settings[0] and len({each.get(group) for each in settings}) == 1
 
 
 def _follows(key: str, choice: str, settings: Sequence[Mapping[str, str]]) -> bool:

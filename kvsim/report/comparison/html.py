@@ -50,12 +50,17 @@ class Line(NamedTuple):
 
 
 def render_comparison(
-    runs: Sequence[Run], command_line: str, *, folder: Path | None = None, shared_script: str | None = None
+    runs: Sequence[Run],
+    command_line: str,
+    *,
+    folder: Path | None = None,
+    shared_script: str | None = None,
+    notes: Sequence[str] = (),
 ) -> str:
     """Return the page as text. The same runs give the same page.
 
     ``folder`` is the page's, for links to the pages of the runs; without it, there are none. ``shared_script`` is the address of
-    plotly.js relative to the page; without it, the page contains plotly.js.
+    plotly.js relative to the page; without it, the page contains plotly.js. ``notes`` are those of the sweep.
     """
     comparison = Comparison(runs)
     front = front_of(runs)
@@ -67,13 +72,13 @@ def render_comparison(
         width="1500px",
         is_sortable=True,
         about=_about(comparison),
-        warnings=_warnings(comparison),
+        warnings=[*comparison.mixture(), *_warnings(comparison)],
         answers=[*answers(comparison), *comparison.same_results()],
         pivots=pivots(comparison),
         has_seeds=comparison.has_seeds,
         headings=_headings(comparison),
         rows=_lines(comparison, folder),
-        notes=comparison.notes(),
+        notes=[*notes, *comparison.notes()],
         tables=[
             table
             for table in (_front_table(front), _failures(comparison), _measured(comparison), _outcomes(comparison))

@@ -71,7 +71,13 @@ def _along_axis(comparison: Comparison) -> list[Picture]:
         return []
     drawn = [("hit_rate", PERCENT), ("goodput_requests_per_s", ".3~s"), ("ttft_s_p99", ".3~g")]
     known = {measure.key for measure in comparison.measures}
-    return [_against(comparison, key, BY_KEY[measure], text) for measure, text in drawn if measure in known]
+    measures = [(BY_KEY[measure], text) for measure, text in drawn if measure in known]
+    return [_against(comparison, key, measure, text) for measure, text in measures if _differs(comparison, measure)]
+
+
+def _differs(comparison: Comparison, measure: Measure) -> bool:
+    """Whether a measure has several values as shown: a picture of equal ones would only show what is not there."""
+    return len({measure.text(mean.mean) for case in comparison.cases if (mean := case.mean(measure)) is not None}) > 1
 
 
 def _against(comparison: Comparison, key: str, measure: Measure, y_format: str) -> Picture:
@@ -132,7 +138,7 @@ def _bound_lines(comparison: Comparison, key: str) -> list[Trace]:
                 if rates and x is not None:
                     points.add((x, sum(rates) / len(rates)))
         ordered = sorted(points)
-        if ordered and len({x for x, _ in ordered}) == len(ordered):
+        if ordered and len({x for x, _ in ordered}) == len(ordered) and not comparison.is_mixed:
             traces.append(
                 {
                     "type": "scatter", "mode": "lines+markers" if kind == "belady" else "lines", "name": kind,
@@ -147,7 +153,7 @@ def _dots(comparison: Comparison) -> list[Picture]:
     """Draw hit rates as dots, best first, where there is no axis to draw them along."""
     places = _best(comparison, MOST_BARS)
     means = {place: mean for place in places if (mean := comparison.cases[place].mean(BY_KEY["hit_rate"])) is not None}
-    if axis_key(comparison) is not None or len({mean.mean for mean in means.values()}) < 2:
+    if axis_key(comparison) is not None or not _differs(comparison, BY_KEY["hit_rate"]):
         return []
     ordered = sorted(means, key=lambda place: -means[place].mean)
     trace: Trace = {
@@ -241,8 +247,11 @@ def _phases(comparison: Comparison) -> Picture | None:
 def _pareto(comparison: Comparison, title: str, read: Any) -> Picture | None:
     """Draw TTFT p99, or for runs without a clock the hit rate, against a cost; the cases that no other beats are joined.
 
-    None where the cost is the same for all, or where a run without a clock is drawn along a capacity already.
+    None where the cost is the same for all, where runs served different requests, or where a run without a clock is drawn along
+    a capacity already.
     """
+    if comparison.is_mixed:
+        return None
     has_clock = any(measure.key == "ttft_s_p99" for measure in comparison.measures)
     measure = BY_KEY["ttft_s_p99" if has_clock else "hit_rate"]
     axis = axis_key(comparison)

@@ -126,8 +126,8 @@ def _bounds(comparison: Comparison, columns: list[str], places: dict[str, dict[s
 
 def _note(comparison: Comparison, measure: Measure) -> str:
     parts = ["Tinted: the best of its column; =: one of several that are equal as shown."]
-    if comparison.has_seeds:
-        parts.append("≈: not distinguishable from the best of its column (95 %, by the differences seed by seed).")
+    how = "by the differences seed by seed" if comparison.has_seeds else "by resampling the trace's sessions or stretches of it"
+    parts.append(f"≈: not distinguishable from the best of its column (95 %, {how}).")
     parts.append("Dotted: the best of its row.")
     if measure.key == "hit_rate" and comparison.framed("belady"):
         parts.append("Second line: distance to Belady's bound for tiers of that size.")

@@ -117,7 +117,7 @@ def test_policies_are_compared_seed_by_seed(run: Maker) -> None:
     rates = {"arc": (0.2, 0.3, 0.4), "lru": (0.19, 0.29, 0.39), "fifo": (0.1, 0.35, 0.39)}
     comparison = Comparison([run(policy, rate, seed=seed) for policy, own in rates.items() for seed, rate in enumerate(own)])
     assert comparison.standing(HIT_RATE) == {0: BEST, 2: NEAR}
-    assert answers(comparison)[0].endswith("; not distinguishable from that: 6-8: fifo.")
+    assert answers(comparison)[0].endswith("(95 %, by seed); not distinguishable from the best: 6-8: fifo.")
 
 
 def test_a_seed_of_the_trace_that_was_set_is_a_setting(run: Maker) -> None:
