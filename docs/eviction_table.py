@@ -34,7 +34,7 @@ def gains(policy: str) -> Iterator[str]:
         capacities = sorted(pages for place, one, pages in rates() if place == trace and one == policy)
         points = [100 * (rates()[trace, policy, pages] - rates()[trace, BASELINE, pages]) for pages in capacities]
         if points:
-            yield f"{name} {', '.join(f'{value:+.1f}' for value in points)}"
+            yield f"{name} {', '.join(f'{value:+z.1f}' for value in points)}"
 
 
 def result(policy: str) -> str:
@@ -42,8 +42,7 @@ def result(policy: str) -> str:
     found = []
     if policy == BASELINE:
         found.append(f"[what the others are compared with](../studies/{STUDY}/results.md)")
-    elif shown := "; ".join(gains(policy)):
-        found.append(f"[{shown}](../studies/{STUDY}/results.md)")
+    found += [f"[{shown}](../studies/{STUDY}/results.md)" for shown in gains(policy) if policy != BASELINE]
     if study := advice()[policy].get("study"):
         found.append(f"[{study['found']}](../studies/{study['link']})")
     return "<br>".join(found) or "not studied yet"

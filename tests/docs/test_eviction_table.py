@@ -22,7 +22,7 @@ def test_results_are_differences_from_lru_in_points() -> None:
         rates = {(row["trace"], row["policy"], row["pages"]): float(row["hit_rate"]) for row in csv.DictReader(file)}
     first, last = (100 * (rates["conversation", "mq", at] - rates["conversation", "lru", at]) for at in ("1000", "30000"))
     shown = eviction_table.result("mq")
-    assert re.search(rf"\[Mooncake \{first:+.1f}, .*, \{last:+.1f}; synthetic ", shown), shown
+    assert re.search(rf"\[Mooncake \{first:+.1f}, .*, \{last:+.1f}\]\(.*<br>\[synthetic ", shown), shown
     assert "knobs_flip" in shown and eviction_table.result("priority") == "not studied yet"
 
 
