@@ -115,13 +115,13 @@ def table(rates: Rates) -> Iterator[tuple[object, ...]]:
 
 
 def figure(rates: Rates) -> go.Figure:
-    """A map for each trace: policies by capacities, coloured by the points above (blue) or below (red) LRU."""
+    """A map for each trace: policies by capacities, coloured by the points above (red: LRU is wrong) or below (blue) LRU."""
     figure = make_subplots(rows=1, cols=2, subplot_titles=list(CAPACITIES), horizontal_spacing=0.16)
     for column, (trace, capacities) in enumerate(CAPACITIES.items(), 1):
         names = [policy for policy in POLICIES[trace] if policy != "lru"][::-1]
         points = [list(gains(rates, trace, policy).values()) for policy in names]
         figure.add_heatmap(
-            x=[f"{pages:,}" for pages in capacities], y=names, z=points, zmid=0, zmin=-15, zmax=15, colorscale="RdBu",
+            x=[f"{pages:,}" for pages in capacities], y=names, z=points, zmid=0, zmin=-15, zmax=15, colorscale="RdBu_r",
             showscale=False, text=[[f"{value:+.1f}" for value in row] for row in points], texttemplate="%{text}",
             row=1, col=column,
         )  # fmt: skip
