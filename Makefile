@@ -55,7 +55,8 @@ format: .venv/installed-test
 # Any warning fails the build, as does a page that would fetch something from another server.
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: .venv/installed-docs
-	$(BIN)/mkdocs build --strict --quiet
+	@$(BIN)/mkdocs build --strict --quiet
+	@echo "The site: open $(CURDIR)/build/docs/index.html"
 
 docs-serve: .venv/installed-docs
 	$(BIN)/mkdocs serve

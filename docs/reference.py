@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import engine_defaults
+import eviction_table
 import hydra.utils
 from omegaconf import OmegaConf
 
@@ -188,8 +189,19 @@ def _docstring(target: str) -> str:
 def _source(target: str) -> str:
     """What the module of a class says of where the algorithm comes from, and its file."""
     module, _, _ = target.rpartition(".")
-    text = " ".join((getdoc(hydra.utils.get_object(module)) or "").partition("\n\n")[0].split())
-    return f"{text} ``{module.removeprefix('kvsim.').replace('.', '/')}.py``"
+    return f"{_origin(target)} ``{module.removeprefix('kvsim.').replace('.', '/')}.py``"
+
+
+def _origin(target: str) -> str:
+    """Where the algorithm of a class comes from, in the words of its module."""
+    module, _, _ = target.rpartition(".")
+    return " ".join((getdoc(hydra.utils.get_object(module)) or "").partition("\n\n")[0].split())
+
+
+def eviction_choice() -> str:
+    """Every eviction policy: when to use it, when not, its paper, and what came out in the studies."""
+    papers = {name: _inline(_origin(read_choice("eviction", name)[1])) for name in choices("eviction")}
+    return eviction_table.table(list(papers), papers.__getitem__)
 
 
 # Traces, presets, models, machines
@@ -442,6 +454,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "folded_sections": folded_sections,
     "policies": policies,
     "policies_table": policies_table,
+    "eviction_choice": eviction_choice,
     "traces": traces,
     "presets": presets,
     "engine_defaults": engine_defaults.sections,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from itertools import chain
 
 from kvsim.commands.layout import columns, wrapped
 from kvsim.commands.listing import COMMANDS, usage
@@ -101,8 +102,9 @@ def _describe(topic: str) -> Iterator[str]:
     if found := [group for group in catalog.GROUPS if topic in catalog.choices(group)]:
         return (line for number, group in enumerate(found) for line in (*[""] * bool(number), *_choice(group, topic)))
     key = topic.partition("=")[0]
-    if settings := _under(catalog.run_settings(), key):
-        return _settings(settings)
+    known = catalog.run_settings()
+    if settings := _under(known, key):
+        return chain(_settings(settings), _elsewhere(known, key))
     if settings := _of_choices(key):
         return _settings(settings)
     from kvsim.results.glossary import meanings  # only here: it loads NumPy
@@ -172,6 +174,13 @@ def _settings(settings: Sequence[Setting]) -> Iterator[str]:
 
 def _under(settings: Sequence[Setting], key: str) -> list[Setting]:
     return [setting for setting in settings if _is_under(setting.key, (key,))]
+
+
+def _elsewhere(settings: Sequence[Setting], key: str) -> Iterator[str]:
+    """Where else a section has this name, such as the tier beside the settings of a disk."""
+    if names := [setting.key for setting in settings if setting.key.endswith(f".{key}")]:
+        yield ""
+        yield from wrapped(f"See also: {', '.join(f'kvsim help {name}' for name in names)}.")
 
 
 def _of_choices(key: str) -> list[Setting]:

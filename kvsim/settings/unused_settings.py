@@ -24,32 +24,23 @@ WITHOUT_EFFECT = {
         "rules.cache_chunks", "shadow", "serve", "plan",
     ),
     "validate": (
-        "replay", "curve", "print_tree", "substrate", "logger", "events", "slo", "saturate", "shadow", "serve", "plan", *ALLREDUCE,
+        "replay", "curve", "print_tree", "substrate", "logger", "events", "slo", "saturate", "shadow", "serve", "plan",
+        *ALLREDUCE,
     ),
     "validate server": (
         "replay", "curve", "print_tree", "substrate", "disk", "logger", "timeline", "events", "slo", "saturate", "sweep",
         "validate.measured", "validate.link_bytes", "shadow", "serve", "plan",
     ),
     "curve": (
-<<<<<<< HEAD
         "engine", "hardware", "drive", "network", "substrate", "disk", "replay", "tiers", "eviction", "placement",
         "prefetch", "checkpoint", "routing", "scheduling", "cluster", "preset", "print_tree", "timeline", "events",
         "logger", "sweep.objective", "validate", "server", "results", "slo", "saturate", "rules.cache_chunks", "shadow",
-        "serve",
-=======
-        "engine", "hardware", "substrate", "disk", "replay", "tiers", "eviction", "placement", "prefetch", "checkpoint",
-        "routing", "scheduling", "cluster", "preset", "print_tree", "timeline", "events", "logger", "sweep.objective", "validate",
-        "server", "results", "slo", "saturate", "rules.cache_chunks", "shadow", "serve", "plan",
->>>>>>> h-plan
+        "serve", "plan",
     ),
     "shadow": (
         "trace", "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "events", "validate",
         "server", "results", "slo", "saturate", "sweep", "warmup", "print_tree", "hardware.rank_jitter", "hardware.rank_faults",
-<<<<<<< HEAD
-        "hardware.noise", *ALLREDUCE, "rules.cache_chunks", "serve",
-=======
-        "hardware.noise", "rules.cache_chunks", "serve", "plan",
->>>>>>> h-plan
+        "hardware.noise", *ALLREDUCE, "rules.cache_chunks", "serve", "plan",
     ),
     "serve": (
         "trace", "replay", "curve", "print_tree", "validate", "server", "results", "saturate", "slo", "sweep", "substrate",

@@ -57,6 +57,7 @@ def test_no_line_is_wider_than_the_terminal_and_no_word_is_broken(
         ("none", r"^prefetch=none\n(.|\n)*\ncheckpoint=none\n(.|\n)*\nlogger=none\n"),
         ("tiers.gpu.capacity", r"^tiers.gpu.capacity=40GiB\n    Capacity: 6000pages"),
         ("cluster", r"^cluster\n(.|\n)*\ncluster.engines=1\n"),
+        ("disk", r"^disk\n(.|\n)*\n\nSee also: kvsim help tiers\.disk\.\n$"),
         ("prefetch.stop", r"^prefetch.stop=timeout\n    How long a request waits"),
         ("preset=sglang_hicache", r"  rules=sglang\n(.|\n)*  tiers.cpu.capacity=80GiB\n      --hicache-ratio 2"),
         ("--cfg", r"^  --cfg  Show the configuration"),

@@ -87,6 +87,17 @@ def test_knobs_flip(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.long
+def test_lru_or_not(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = study("lru_or_not", monkeypatch, "--trace", str(trace), "--output", str(tmp_path / "out"))
+    monkeypatch.setattr(module, "POLICIES", {"conversation": ("lru", "mq"), "synthetic": ("lru", "mq", "ttl")})
+    monkeypatch.setattr(module, "CAPACITIES", {"conversation": (6, 1_000), "synthetic": (5_000, 80_000)})
+    assert module.STUDY.main() == 1, "thirty requests in Mooncake's format are not Mooncake's"
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert verdicts(table) == 6 and "| pages | 5,000 | 80,000 |" in table
+    assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 2 * 3 + 2 * 4
+
+
+@pytest.mark.long
 def test_mooncake_figure_9(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = study("mooncake_fig9", monkeypatch, "--trace", str(trace), "--output", str(tmp_path))
     assert module.main() == 1, "these are not the published rates"
