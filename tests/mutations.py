@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 
 from kvsim.errors import UsageError
 
+AT_LEAST = 5
+"""Examples that are drawn of everything, whatever they cost."""
 EXAMPLES = int(os.environ.get("KVSIM_HOSTILE_FILES", 40))
 CPU_S = 60
 """Most time that one example may take: none has much to do."""
@@ -34,7 +36,21 @@ NUMBERS = [
     0, 1, -1, 2, 7, 16, 4097, 2**31, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**30, -(10**30), 10**400, 0.5, -0.0, 1e-300, 1e15,
     1e300, 1e307, float("inf"), float("-inf"), float("nan"),
 ]  # fmt: skip
-OTHERS = [None, True, False, [], {}, [[]], [{}], [1, 2], [[1, 2]], [[0, 1, 2]], [[2, 3, "x"], [0, 9, 1]], ["0x1", "0x2"], {"a": 1}]
+OTHERS = [
+    None,
+    True,
+    False,
+    [],
+    {},
+    [[]],
+    [{}],
+    [1, 2],
+    [[1, 2]],
+    [[0, 1, 2]],
+    [[2, 3, "x"], [0, 9, 1]],
+    ["0x1", "0x2"],
+    {"a": 1},
+]
 DEEP: list[Any] = []
 for _ in range(40):
     DEEP = [DEEP]
@@ -51,7 +67,7 @@ BITS = [
 
 def few(examples: int = EXAMPLES, *, cost: int = 1) -> settings:
     """Settings of a test that draws files; an example that costs as much as several others is drawn less often."""
-    return settings(max_examples=max(5, examples // cost), deadline=None, suppress_health_check=list(HealthCheck))
+    return settings(max_examples=max(AT_LEAST, examples // cost), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 # --- what is drawn -----------------------------------------------------------------------------------------------------------

@@ -28,3 +28,12 @@ def test_a_changed_config_is_a_model_or_refused(name: str, tmp_path: Path) -> No
 
     run()
     assert is_read(path, json.dumps(PUBLISHED[name]).encode())
+
+
+TEXTS = {"escape": "\x1b[2J", "lines": "a\nb", "half": "\ud800", "long": "".join(map(chr, range(200, 2_000)))}
+
+
+@pytest.mark.parametrize("name", ["model_type", "torch_dtype", "hybrid_override_pattern"])
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_texts_of_a_config_are_shown_short_and_plain(name: str, text: str, tmp_path: Path) -> None:
+    assert not is_read(tmp_path / "config.json", json.dumps(PUBLISHED["nemotron_h_8b"] | {name: text}).encode())

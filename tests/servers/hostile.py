@@ -15,7 +15,13 @@ SAVED: list[dict[str, Any]] = [
     {"due_s": 2.0, "sent_s": 2.0, "prompt_tokens": 16, "error": "gone"},
 ]  # fmt: skip
 """A run that kvsim has saved."""
-FLAGS = {"page_size": 16, "max_total_num_tokens": 4096, "version": "0.5.23", "model_path": "/a/m", "disable_overlap_schedule": True}
+FLAGS = {
+    "page_size": 16,
+    "max_total_num_tokens": 4096,
+    "version": "0.5.23",
+    "model_path": "/a/m",
+    "disable_overlap_schedule": True,
+}
 FILES: dict[str, list[Any]] = {
     "vllm": [VLLM, VLLM | {"latencies": [0.9, 0.5, 0.0], "queue_times": [0.25, None, None], "server_ttfts": [0.2, None, None]}],
     "sglang": [SGLANG | {"server_info": FLAGS}],

@@ -7,7 +7,7 @@ from hypothesis import given
 
 from kvsim.servers.results.formats import facts_of, read_file
 from kvsim.servers.simulated import overrides_of
-from tests.mutations import as_lines, few, gzipped, json_lines, packed, refusal
+from tests.mutations import as_lines, bomb, few, gzipped, json_lines, packed, refusal
 from tests.servers.hostile import FILES, SAVED
 from tests.servers.test_result_files import requests
 
@@ -50,3 +50,16 @@ def test_a_changed_run_that_was_saved_is_read_or_refused(tmp_path: Path) -> None
 
     run()
     assert is_read(path, packed(as_lines(SAVED)))
+
+
+@pytest.mark.parametrize(("begins", "repeated"), [(b"", b"\x00"), (as_lines(SAVED[:1]), b"[" * 64)], ids=["head", "request"])
+def test_a_run_that_unpacks_to_more_than_memory_is_refused(begins: bytes, repeated: bytes, tmp_path: Path) -> None:
+    assert not is_read(tmp_path / "1.jsonl.gz", bomb(begins, repeated))
+
+
+@pytest.mark.parametrize("tokens", [2**63, 2**40 + 1, -1])
+@pytest.mark.parametrize("name", ["prompt_tokens", "output_tokens", "cached_tokens"])
+def test_counts_of_a_saved_run_are_bounded(name: str, tokens: int, tmp_path: Path) -> None:
+    """Sums of them would not fit into 64 bits."""
+    head, first, *others = SAVED
+    assert not is_read(tmp_path / "1.jsonl.gz", packed(as_lines([head, first | {name: tokens}, *others])))
