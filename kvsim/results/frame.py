@@ -15,6 +15,10 @@ TEXTS = ("status", "error", "job")
 """Columns of a sweep's table that are text even where all cells are empty or look like numbers."""
 
 
+LONGEST_REASON = 200
+"""Characters of what is said of a cell, which may be of any length."""
+
+
 def frame(columns: Mapping[str, np.ndarray]) -> Any:
     """Return columns of equal length as a table: a pandas DataFrame if pandas is installed, else a polars DataFrame if polars is,
     else a NumPy structured array with the same columns."""
@@ -55,7 +59,7 @@ def request_columns(
         try:
             found[name] = _guessed(name, column) if name not in kinds else _typed(kinds[name], column)
         except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
+            raise ValueError(f"{name}: {str(error)[:LONGEST_REASON]}") from error
     return found
 
 

@@ -56,7 +56,8 @@ def test_changed_requests_are_read_or_refused(run: Path, tmp_path: Path) -> None
     packed = (run / "requests.csv.gz").read_bytes()
     whole = gzip.decompress(packed)
     cells = st.tuples(
-        st.integers(0, 400), st.sampled_from(["nan", "inf", "-1", "1e999", "9999999999999999999", "x", "\x00", "1_0", "٣", "0x1"])
+        st.integers(0, 400),
+        st.sampled_from(["nan", "inf", "-1", "1e999", "9999999999999999999", "x", "\x00", "1_0", "[" * 3_000, "٣", "0x1"]),
     )
 
     def with_cell(change: tuple[int, str]) -> bytes:
@@ -72,6 +73,7 @@ def test_changed_requests_are_read_or_refused(run: Path, tmp_path: Path) -> None
         read(tmp_path, content)
 
     check()
+    read(tmp_path, gzip.compress(with_cell((1, "[" * 3_000))))
     assert read(tmp_path, packed) == ""
 
 
