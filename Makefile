@@ -22,12 +22,17 @@ test: .venv/installed-test
 RANDOM_TESTS := tests/core/test_machine.py tests/core/test_page_model.py tests/states/test_hybrid_random.py tests/pages/test_extent_order.py \
     tests/policies/test_grouping.py tests/policies/test_queues.py tests/policies/test_scheduling.py \
     tests/cluster/test_cluster_machine.py tests/engine/test_configurations_random.py tests/engine/test_ranks.py \
-    tests/replaying/test_replay.py tests/engines tests/trace/test_hostile.py tests/commands/test_hostile_command_lines.py
+    tests/replaying/test_replay.py tests/engines tests/trace/test_hostile.py tests/commands/test_hostile_command_lines.py \
+    tests/model/test_hostile_config.py tests/servers/test_hostile_results.py tests/commands/test_hostile_results.py \
+    tests/kv_events/test_hostile_streams.py tests/shadow/sources/test_hostile_lines.py tests/emulation/test_hostile_bodies.py \
+    tests/results/test_hostile_folders.py tests/settings/test_hostile_files.py
 test-long fuzz: export KVSIM_MACHINE_STEPS := 20000
 test-long fuzz: export KVSIM_MODEL_EXAMPLES := 200
 test-long fuzz: export KVSIM_ENGINE_RUNS := 500
 test-long: export KVSIM_TRACE_EXAMPLES := 500
 test-long: export KVSIM_COMMAND_LINES := 300
+test-long: export KVSIM_HOSTILE_FILES := 300
+fuzz: export KVSIM_HOSTILE_FILES := 2000
 fuzz: export KVSIM_TRACE_EXAMPLES := 2000
 fuzz: export KVSIM_COMMAND_LINES := 2000
 

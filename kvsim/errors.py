@@ -6,6 +6,14 @@ APPENDIX = re.compile(r"\n    (full_key|reference_type|object_type)[:=].*", re.D
 """Lines in which OmegaConf repeats where an error was."""
 
 
+def one_line(text: str) -> str:
+    """Return a text as one line of printable characters: what files contain never reaches a terminal as it is."""
+    if text.isprintable():
+        return text
+    line = " ".join(text.split())
+    return "".join(part if part.isprintable() else part.encode("unicode_escape").decode() for part in line)
+
+
 class UsageError(Exception):
     """A mistake in the user's input: the command prints the message in one line and exits with code 2.
 
@@ -13,6 +21,9 @@ class UsageError(Exception):
     """
 
     exit_code = 2
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class NoEffect(UsageError):
@@ -42,7 +53,7 @@ class TraceError(UsageError):
     def __str__(self) -> str:
         path, line, problem = self.args
         where = f"{path}:{line}" if line is not None else f"{path}"
-        return f"{where}: {problem}"
+        return one_line(f"{where}: {problem}")
 
 
 class PolicyFailed(UsageError):

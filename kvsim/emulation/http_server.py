@@ -9,6 +9,8 @@ import msgspec
 
 LONGEST_HEAD_BYTES = 1 << 16
 LONGEST_BODY_BYTES = 1 << 28
+MOST_DIGITS = 20
+"""Of a body's length, zeros in front included."""
 REASONS = {
     200: "OK",
     400: "Bad Request",
@@ -221,9 +223,12 @@ async def _parsed(head: bytes, reader: asyncio.StreamReader) -> HttpRequest:
     length = headers.get("content-length", "0")
     if "transfer-encoding" in headers or not length.isdecimal():
         raise BadRequest(400, "a body needs its length: Content-Length")
-    if int(length) > LONGEST_BODY_BYTES:
+    if len(length) > MOST_DIGITS or int(length) > LONGEST_BODY_BYTES:
         raise BadRequest(413, f"a body may have {LONGEST_BODY_BYTES} bytes")
-    target = urlsplit(words[1])
+    try:
+        target = urlsplit(words[1])
+    except ValueError as error:
+        raise BadRequest(400, f"not an address: {error}") from None
     return HttpRequest(words[0], target.path, dict(parse_qsl(target.query)), headers, await reader.readexactly(int(length)))
 
 

@@ -8,8 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvsim.errors import UsageError
+from kvsim.numbers import shown
 
 Settings = dict[str, Any]
+LONGEST_KIND = 100
+"""Characters of a name of a model type or dtype in a message."""
 
 
 class Fields:
@@ -33,8 +36,8 @@ class Fields:
 
     @property
     def kind(self) -> str:
-        """The model type."""
-        return str(self.values.get("model_type", "a model without model_type"))
+        """The model type; of one that is longer than any, the beginning."""
+        return str(self.values.get("model_type", "a model without model_type"))[:LONGEST_KIND]
 
     def error(self, problem: str) -> UsageError:
         """The error that a model cannot be read, with what to do."""
@@ -85,7 +88,7 @@ def deepseek(fields: Fields) -> Settings:
     if fields.get("index_topk"):
         raise fields.error(f"{fields.kind} caches the keys of a sparse attention's index, too, which ModelSpec does not know")
     if fields.get("moe_layer_freq", 1) != 1:
-        raise fields.error(f"moe_layer_freq={fields.get('moe_layer_freq')} is not known")
+        raise fields.error(f"moe_layer_freq={shown(fields.get('moe_layer_freq'))} is not known")
     attention = _latent(fields) if fields.get("kv_lora_rank") else _grouped(fields)
     if not fields.get("n_routed_experts"):
         return _sizes(fields) | attention | {"mlp_width": fields.need("intermediate_size")}
@@ -175,7 +178,7 @@ def nemotron_h(fields: Fields) -> Settings:
     """Mamba-2 layers, attention and MLPs, each a layer of its own in ``hybrid_override_pattern``: Nemotron-H."""
     pattern = fields.need("hybrid_override_pattern")
     if unknown := sorted(set(pattern) - set("M*-")):
-        raise fields.error(f"hybrid_override_pattern has {', '.join(unknown)}; known are M, * and -")
+        raise fields.error(f"hybrid_override_pattern has {', '.join(unknown)[:LONGEST_KIND]}; known are M, * and -")
     names = {"heads": "mamba_num_heads", "head": "mamba_head_dim", "groups": "n_groups", "state": "ssm_state_size"}
     return {
         **_sizes(fields),
@@ -305,5 +308,5 @@ def dtype_bytes(fields: Fields, name: Any) -> int:
     sizes = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
     short = str(name).removeprefix("torch.")
     if short not in sizes:
-        raise fields.error(f"the dtype {name} is not known")
+        raise fields.error(f"the dtype {short[:LONGEST_KIND]} is not known")
     return sizes[short]

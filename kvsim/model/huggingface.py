@@ -168,7 +168,7 @@ def _weight_bytes(fields: Fields, spec: ModelSpec, stored: int) -> float:
     method = quantized.get("quant_method")
     if not isinstance(method, str) or method not in BITS or (bits := BITS[method] or _bits(quantized)) is None:
         raise UsageError(
-            f"model.path: {fields.path}: quantization_config with quant_method {method} is not known: set "
+            f"model.path: {fields.path}: quantization_config with quant_method {str(method)[:100]} is not known: set "
             "model.weight_dtype_bytes, for example to 0.5 for 4-bit weights"
         )
     if not Real(above=0, most=64).holds(bits):

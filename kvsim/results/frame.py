@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,10 @@ from kvsim.results.cells import from_text
 
 TEXTS = ("status", "error", "job")
 """Columns of a sweep's table that are text even where all cells are empty or look like numbers."""
+
+
+LONGEST_REASON = 200
+"""Characters of what is said of a cell, which may be of any length."""
 
 
 def frame(columns: Mapping[str, np.ndarray]) -> Any:
@@ -30,14 +35,19 @@ def frame(columns: Mapping[str, np.ndarray]) -> Any:
 
 
 def request_columns(
-    lines: Iterable[str], tiers: Sequence[str], is_read: Callable[[str], bool] = lambda name: True
+    lines: Iterable[str],
+    tiers: Sequence[str],
+    is_read: Callable[[str], bool] = lambda name: True,
+    *,
+    most_rows: int | None = None,
 ) -> dict[str, np.ndarray]:
     """Read ``requests.csv`` of a run with these tiers, and check it by the table of columns.
 
     ``is_read`` says by its name whether a column is read. Whole numbers become int64, or float64 with nan for gaps; times become
-    float64; everything else is text. Raises ValueError for a column that is missing, or has cells of another type.
+    float64; everything else is text. No more than ``most_rows`` are read. Raises ValueError for a column that is missing, or has
+    cells of another type.
     """
-    cells = _read(lines)
+    cells = _read(lines, most_rows)
     kinds = {heading: column.kind for column in COLUMNS for heading in column.headings(tiers)}
     always = [heading for column in COLUMNS if column.exists is None for heading in column.headings(tiers)]
     if missing := [heading for heading in always if heading not in cells]:
@@ -49,7 +59,7 @@ def request_columns(
         try:
             found[name] = _guessed(name, column) if name not in kinds else _typed(kinds[name], column)
         except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
+            raise ValueError(f"{name}: {str(error)[:LONGEST_REASON]}") from error
     return found
 
 
@@ -62,8 +72,8 @@ def columns_of(lines: Iterable[str]) -> dict[str, np.ndarray]:
     return {name: _guessed(name, cells) for name, cells in _read(lines).items()}
 
 
-def _read(lines: Iterable[str]) -> dict[str, list[str]]:
-    header, *rows = csv.reader(lines)
+def _read(lines: Iterable[str], most_rows: int | None = None) -> dict[str, list[str]]:
+    header, *rows = islice(csv.reader(lines), None if most_rows is None else most_rows + 1)
     cells = list(zip(*rows, strict=True)) or [()] * len(header)
     return {name: list(column) for name, column in zip(header, cells, strict=True)}
 

@@ -3,11 +3,20 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
+
+from kvsim.numbers import MOST_SECONDS
 
 NOT_TOLD = -1
+MOST_TOKENS = 1 << 40
+"""The most tokens of a request, or of a server's cache, that a file may tell of: sums of them fit into 64 bits."""
+Tokens = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
+Seconds = Annotated[float, Meta(ge=-MOST_SECONDS, le=MOST_SECONDS)]
+"""A time, or a moment on any clock, as files have it: the clocks of a client and a server may differ either way."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ the run's first request; what is not known is null or absent. A reader of anothe
 import gzip
 import zlib
 from collections.abc import Iterable, Sequence
+from functools import partial
 from math import isnan, nan
 from pathlib import Path
 
@@ -16,9 +17,12 @@ import numpy.typing as npt
 
 from kvsim.errors import UsageError
 from kvsim.files.writing import replacing
-from kvsim.results.observed import NOT_TOLD, ObservedRun, ServerFacts
+from kvsim.results.observed import NOT_TOLD, ObservedRun, Seconds, ServerFacts, Tokens
+from kvsim.results.schema import Count, Finite, Number
 
 SCHEMA = 1
+LONGEST_LINE_BYTES = 1 << 26
+"""A longer line is none of a request."""
 
 
 class Facts(msgspec.Struct, omit_defaults=True):
@@ -27,9 +31,9 @@ class Facts(msgspec.Struct, omit_defaults=True):
     engine: str
     version: str | None = None
     model: str | None = None
-    page_tokens: int | None = None
-    capacity_tokens: int | None = None
-    host_capacity_tokens: int | None = None
+    page_tokens: Tokens | None = None
+    capacity_tokens: Tokens | None = None
+    host_capacity_tokens: Tokens | None = None
     settings: dict[str, object] = {}
 
 
@@ -38,15 +42,15 @@ class Head(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     kvsim_observed: int
     """The version of this schema, 1."""
-    requests: int
+    requests: Count
     """The number of lines that follow."""
     source: str
     client: str
     facts: Facts | None = None
-    counters: dict[str, float] = {}
-    speed: float = 1.0
-    concurrency: int | None = None
-    stall_s: float = 0.0
+    counters: dict[str, Finite] = {}
+    speed: Number = 1.0
+    concurrency: Count | None = None
+    stall_s: Seconds = 0.0
     is_client_bound: bool = False
     notes: list[str] = []
 
@@ -54,17 +58,17 @@ class Head(msgspec.Struct, kw_only=True, omit_defaults=True):
 class Line(msgspec.Struct, omit_defaults=True):
     """A request: its entries in the arrays of an ``ObservedRun``, with the same names in the singular."""
 
-    due_s: float | None = None
-    sent_s: float | None = None
-    first_token_s: float | None = None
-    end_s: float | None = None
-    token_gaps_s: list[float] = []
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int | None = None
-    tier_tokens: dict[str, int] = {}
-    queued_s: float | None = None
-    prefill_s: float | None = None
+    due_s: Seconds | None = None
+    sent_s: Seconds | None = None
+    first_token_s: Seconds | None = None
+    end_s: Seconds | None = None
+    token_gaps_s: list[Seconds] = []
+    prompt_tokens: Tokens = 0
+    output_tokens: Tokens = 0
+    cached_tokens: Tokens | None = None
+    tier_tokens: dict[str, Tokens] = {}
+    queued_s: Seconds | None = None
+    prefill_s: Seconds | None = None
     error: str | None = None
 
 
@@ -120,10 +124,9 @@ def read_observed(path: Path) -> ObservedRun:
     """Read a run. Raises UsageError for a file that is no such run, is damaged or is of another version."""
     try:
         with gzip.open(path, "rb") as packed:
-            first, *others = packed.read().splitlines()
-        head = msgspec.json.decode(first, type=Head)
-        decode = msgspec.json.Decoder(Line).decode
-        lines = [decode(line) for line in others]
+            head = msgspec.json.decode(_next_line(packed), type=Head)
+            decode = msgspec.json.Decoder(Line).decode
+            lines = [decode(line) for line in iter(partial(_next_line, packed), b"")]
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (EOFError, zlib.error, ValueError, RecursionError) as error:  # msgspec's are ValueErrors
@@ -133,6 +136,14 @@ def read_observed(path: Path) -> ObservedRun:
     if len(lines) != head.requests:
         raise UsageError(f"{path}: has {len(lines)} of its {head.requests} requests")
     return _run(head, lines)
+
+
+def _next_line(packed: gzip.GzipFile) -> bytes:
+    """Return the next line, b"" at the end. Raises ValueError for one that is too long."""
+    line = packed.readline(LONGEST_LINE_BYTES)
+    if len(line) == LONGEST_LINE_BYTES:
+        raise ValueError(f"a line has {LONGEST_LINE_BYTES} bytes or more")
+    return line
 
 
 def _run(head: Head, lines: Sequence[Line]) -> ObservedRun:

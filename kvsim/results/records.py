@@ -5,9 +5,9 @@ import gzip
 import shlex
 import zlib
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import msgspec
 import numpy as np
@@ -22,6 +22,8 @@ from kvsim.results.schema import SATURATION, Bound, Failure, SweepFile, shape_of
 
 LONGEST_BYTES = 1 << 30
 """A longer file is none of kvsim's."""
+LONGEST_ROW = 1 << 20
+"""Characters of a line of ``requests.csv.gz`` that is none of kvsim's."""
 
 
 class Damaged(UsageError):
@@ -51,12 +53,22 @@ def read_requests(folder: Path, record: RunRecord, is_read: Callable[[str], bool
     try:
         _check_file(path)
         with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-            columns = request_columns(file, list(record["hit_pages"]), is_read)
-        if len(columns["prompt_tokens"]) != record["requests"] + record["warmup_requests"]:
+            lines = iter(partial(_next_line, cast(TextIO, file)), "")
+            rows = record["requests"] + record["warmup_requests"]
+            columns = request_columns(lines, list(record["hit_pages"]), is_read, most_rows=rows + 1)
+        if len(columns["prompt_tokens"]) != rows:
             raise ValueError(f"it has {len(columns['request'])} rows")
     except (OSError, EOFError, zlib.error, csv.Error, ValueError, OverflowError, KeyError) as error:
         raise Damaged(f"{path}: not the requests of the run beside it: {error}: repeat the run") from error
     return columns
+
+
+def _next_line(file: TextIO) -> str:
+    """Return the next line, "" at the end. Raises ValueError for one that is longer than all cells of a request."""
+    line = file.readline(LONGEST_ROW)
+    if len(line) == LONGEST_ROW:
+        raise ValueError(f"a line has {LONGEST_ROW} characters or more")
+    return line
 
 
 def read_bound(folder: Path, name: str) -> dict[str, Any] | None:

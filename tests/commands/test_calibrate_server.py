@@ -102,6 +102,7 @@ RECORDED = Path(__file__).parents[2] / "experiments/real_servers/h100_vllm.measu
         ("step_tokens", -1, "Expected `int` >= 1 - at `$.step_tokens`"),
         ("page_tokens", 0, "Expected `int` >= 1 - at `$.page_tokens`"),
         ("played.3.batch", 1000, "played[3] is of batch 1000, of 64"),
+        ("played.3.requests.0.sent_s", 1e300, "Expected `float` <= 1000000000000.0 - at `$.played[3].requests[0].sent_s`"),
         ("played.3.requests", [], "played[3] has 0 requests, its batch "),
         ("played.3.requests.0.cached_tokens", 10**9, "Expected `int` <= 16777216 - at `$.played[3].requests[0].cached_tokens`"),
         ("played.3.requests.0.cached_tokens", 1 << 20, "played[3] has a request with more cached tokens than its prompt has"),
@@ -115,6 +116,22 @@ def test_measurements_that_do_not_fit_are_one_line(
     shown = capsys.readouterr()
     assert shown.err.startswith(f"kvsim: measured: bad.json has no measurements of a server: {problem}")
     assert shown.err.count("\n") == 1 and not shown.out
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b'{"more": ' + b"[" * 5_000, "maximum recursion depth exceeded"),
+        (b'{"source": "\xff"}', "'utf-8' codec can't decode byte 0xff"),
+    ],
+    ids=["deep", "no text"],
+)
+def test_what_is_no_json_is_one_line(content: bytes, problem: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "bad.json").write_bytes(content)
+    assert main(["calibrate", "measured=bad.json", "output=.", "hardware=h200"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("kvsim: measured: bad.json has no measurements of a server: ") and problem in error
+    assert error.count("\n") == 1
 
 
 def write_changed(file: Path, path: str, value: object) -> None:

@@ -2,16 +2,14 @@
 
 import io
 import os
-import signal
 import tempfile
-from collections.abc import Iterator
-from contextlib import chdir, contextmanager
+from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.cli import main
@@ -20,10 +18,9 @@ from kvsim.errors import UsageError
 from kvsim.plans import substrate_choice as substrates
 from kvsim.settings import catalog
 from kvsim.settings.flags import FLAGS, SHORT
+from tests.mutations import few, work_budget
 
 LINES = int(os.environ.get("KVSIM_COMMAND_LINES", 6))
-CPU_S = 60
-"""Most time that one command line may take: none here has much to do."""
 
 TINY = ("trace.sessions=2", "tiers.gpu.capacity=9000pages")
 WITH_TINY = ("replay", "simulate", "saturate")
@@ -123,23 +120,7 @@ def no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(substrates.SUBSTRATES, "hardware", replace(hardware, open=end))
 
 
-@contextmanager
-def work_budget() -> Iterator[None]:
-    """Interrupt a command that does not end."""
-
-    def stop(number: int, frame: object) -> None:
-        raise AssertionError(f"more than {CPU_S} s of work")
-
-    before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, CPU_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
-
-
-@settings(max_examples=LINES, deadline=None, suppress_health_check=list(HealthCheck))
+@few(LINES)
 @given(words=command_lines())
 def test_no_command_line_ends_with_a_traceback(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     with tempfile.TemporaryDirectory() as name, chdir(name), work_budget():

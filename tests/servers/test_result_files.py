@@ -165,6 +165,12 @@ def test_a_run_that_kvsim_saved_is_read_as_it_was(tmp_path: Path) -> None:
         ({name: value for name, value in SGLANG.items() if name != "ttfts"}, "repeat bench_serving with --output-details"),
         ({"metadata": {}, "metrics": {}}, "is not as aiperf writes it: Object missing required field `session_num`"),
         ({"benchmarks": []}, "has no benchmark"),
+        (VLLM | {"input_lens": [2**63, 48, 16]}, "request 0: prompt tokens must be from 0 to 1099511627776, not 92233720368547"),
+        (VLLM | {"output_lens": [3, -1, 0]}, "request 1: output tokens must be from 0 to"),
+        (VLLM | {"ttfts": [0.5, 1e300, 0.0]}, r"request 1: time to first token must be from -1e\+12 to 1e\+12, not 1e\+300"),
+        (VLLM | {"itls": [[1e13], [], []]}, "request 0: time to its end must be from"),
+        (SGLANG | {"cached_tokens_details": [{"device": "x"}, {}, {}]}, "not as sglang bench writes it: Expected `int`"),
+        (aiperf_line(0, 1e12, 32, 0), r"Expected `int` <= 9223372036854775807 - at `\$\[0\]\.metadata\.request_start_ns`"),
         ({"hit_rate": 1}, "is of no known format: kvsim reads a run that kvsim has saved, AIPerf's"),
     ],
 )  # fmt: skip
@@ -172,6 +178,23 @@ def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path, document: dict[
     with pytest.raises(UsageError, match=problem) as error:
         read(tmp_path, document)
     assert "\n" not in str(error.value) and str(error.value).startswith(f"results: {tmp_path}")
+
+
+def test_a_measure_that_is_no_number_is_said(tmp_path: Path) -> None:
+    lines = [aiperf_line(number, 10.0 + number, 16, 0) for number in range(3)]
+    lines[1]["metrics"]["inter_chunk_latency"]["value"] = [100.0, "x"]
+    with pytest.raises(UsageError, match="a measure in ms is 'x', which is no finite number"):
+        read(tmp_path, *lines)
+    lines[1]["metrics"] = {"usage_prompt_tokens": {"value": 10**400, "unit": "tokens"}}
+    with pytest.raises(UsageError, match=r"a measure in tokens is 10\*\*400 or more, which is no finite number"):
+        read(tmp_path, *lines)
+
+
+def test_what_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(json.dumps(VLLM).encode().replace(b"openai", b"\xffpenai"))
+    with pytest.raises(UsageError, match=r"run.jsonl:1: not JSON: 'utf-8' codec can't decode byte 0xff"):
+        read_file(path, requests())
 
 
 def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:

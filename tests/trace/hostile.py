@@ -7,6 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from tests.mutations import change
+
 
 def talk(*texts: str, who: tuple[str, str], role: str, content: str) -> list[dict[str, Any]]:
     """A conversation of two."""
@@ -112,35 +114,6 @@ LENGTHS = {"aiperf_results", "bench_results", "spans", "csv", "dates"}
 """Those of them that ``trace=lengths`` reads."""
 BLOCKS = {"mooncake": 4, "bailian": 16, "weka": 64, "lmcache": 4, "dynamo": 4}
 """Tokens per block, where a format has blocks."""
-TEXTS = ["", "x", "-1", "0x1f", "é", "\x00", "\x1b[2J", "line\nline", "long" * 2_000, "2023-11-16 18:15:46.68", "9999-12-31"]
-NUMBERS = [
-    0,
-    1,
-    -1,
-    2,
-    7,
-    16,
-    4097,
-    2**31,
-    2**63 - 1,
-    2**63,
-    10**30,
-    -(10**30),
-    0.5,
-    -0.0,
-    1e-300,
-    1e15,
-    1e307,
-    float("inf"),
-    float("nan"),
-]
-OTHERS = [None, True, False, [], {}, [[]], [{}], [1, 2], [[1, 2]], [[0, 1, 2]], [[2, 3, "x"], [0, 9, 1]], ["0x1", "0x2"]]
-DEEP: list[Any] = []
-for _ in range(40):
-    DEEP = [DEEP]
-VALUES = (
-    st.sampled_from([*TEXTS, *NUMBERS, *OTHERS, DEEP]) | st.integers(-5, 40) | st.integers() | st.floats() | st.text(max_size=5)
-)
 FIELDS = [
     "timestamp", "created_time", "session_id", "delay", "delay_ms", "priority", "tenant", "lora", "n", "turn", "type",
     "persistent", "images", "multimodal", "note", "reset", "block_size", "chunk_size", "hash_ids", "hash_ids_rle",
@@ -154,39 +127,6 @@ FIELDS = [
     "data", "payloads", "response", "choices", "usage", "message", "created", "input_ids", "completion_tokens", "status_code",
     "request", "replay", "request_received_ms", "total_time_ms", "output_tokens", "trace_block_size", "input_sequence_hashes",
 ]  # fmt: skip
-BITS = [
-    b"", b"\n", b"\r\n", b"\r", b" ", b"\x00", b"\xff", b"\xef\xbb\xbf", b"{", b"}", b"[", b"]", b",", b'"', b"\\", b"\\ud800",
-    b"NaN", b"1e400", b"9" * 5_000, b"[" * 3_000, b'{"a":' * 3_000, b"{}", b"a,b\n1,2\n", b"\x1f\x8b\x08\x00",
-    b"\x28\xb5\x2f\xfd", b"\n" * 70,
-]  # fmt: skip
-
-
-def places(value: Any) -> list[tuple[Any, Any]]:
-    """All containers within a value with their keys or positions, from outside in."""
-    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-    return [place for key in keys for place in ((value, key), *places(value[key]))]
-
-
-def change(draw: Callable[..., Any], records: list[Any]) -> None:
-    """Change one place of the records: remove, double, replace or add something."""
-    known = places(records)
-    container, key = draw(st.sampled_from(known)) if known else (records, 0)
-    kind = draw(st.sampled_from(["replace", "replace", "remove", "double", "add"]))
-    if kind == "add" or not known:
-        while not isinstance(container, dict) and known and any(isinstance(owner, dict) for owner, _ in known):
-            container, key = draw(st.sampled_from([place for place in known if isinstance(place[0], dict)]))
-        if isinstance(container, dict):
-            container[draw(st.sampled_from(FIELDS))] = deepcopy(draw(VALUES))
-        else:
-            container.append(deepcopy(draw(VALUES)))
-    elif kind == "replace":
-        container[key] = deepcopy(draw(VALUES))
-    elif kind == "remove":
-        del container[key]
-    elif isinstance(container, list):
-        container.insert(key, deepcopy(container[key]))
-    else:
-        container[draw(st.sampled_from(FIELDS))] = deepcopy(container[key])
 
 
 @st.composite
@@ -194,16 +134,6 @@ def changed_records(draw: Callable[..., Any], records: list[Any]) -> bytes:
     """A file of these records after a few changes, as lines or as an array."""
     records = deepcopy(records)
     for _ in range(draw(st.integers(1, 4))):
-        change(draw, records)
+        change(draw, records, FIELDS)
     texts = [json.dumps(record) for record in records]
     return (f"[{','.join(texts)}]" if draw(st.integers(0, 3)) == 0 else "".join(f"{text}\n" for text in texts)).encode()
-
-
-@st.composite
-def changed_bytes(draw: Callable[..., Any], content: bytes) -> bytes:
-    """A file with bytes put in, taken out or overwritten at a few places."""
-    for _ in range(draw(st.integers(1, 3))):
-        at = draw(st.integers(0, len(content)))
-        more = draw(st.sampled_from(BITS) | st.binary(max_size=9))
-        content = content[:at] + more + content[at + draw(st.sampled_from([0, 0, 1, len(more), 10**9])) :]
-    return content

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+import zstandard
+from hypothesis import given
 
 from kvsim.errors import UsageError
 from kvsim.plans.build import build_run, build_trace
@@ -17,13 +18,14 @@ from kvsim.trace.base import TraceSource
 from kvsim.trace.check import check_requests
 from kvsim.trace.convert import as_lines
 from kvsim.trace.statistics import reuse_statistics, trace_statistics
-from tests.trace.hostile import BLOCKS, LENGTHS, LOGS, RECORDS, changed_bytes, changed_records
+from tests.mutations import bomb, changed_bytes, few, memory_budget, packed, work_budget
+from tests.trace.hostile import BLOCKS, LENGTHS, LOGS, RECORDS, changed_records
 from tests.trace.models import make_model
 
 EXAMPLES = int(os.environ.get("KVSIM_TRACE_EXAMPLES", 5))
 MAX_TOKENS = 50_000
 LIMITS = [f"trace.max_tokens={MAX_TOKENS}", "trace.max_line_bytes=100000"]
-FEW = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = few(EXAMPLES)
 
 
 @cache
@@ -73,8 +75,10 @@ def check(content: bytes, name: str, place: Path, file: str = "trace.jsonl") -> 
     """Read and play a file, or find one line that names it."""
     path = place / file
     path.write_bytes(content)
-    problem = play(source(name, str(path), str(place / "model")), BLOCKS.get(name, 4))
-    assert "\n" not in problem
+    reader = source(name, str(path), str(place / "model"))
+    with work_budget(), memory_budget():
+        problem = play(reader, BLOCKS.get(name, 4))
+    assert problem.isprintable() and (not problem or str(path) in problem)
     assert len(problem) < 1_000
 
 
@@ -98,3 +102,21 @@ def test_changed_bytes_are_played_or_refused(name: str, place: Path) -> None:
         check(content, "lengths" if name in LENGTHS else name, place)
 
     run()
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_changed_bytes_of_a_packed_trace_are_played_or_refused(ending: str, place: Path) -> None:
+    lines = "".join(f"{json.dumps(record)}\n" for record in RECORDS["mooncake"]).encode()
+    whole = packed(lines) if ending == ".gz" else zstandard.ZstdCompressor().compress(lines)
+
+    @FEW
+    @given(changed_bytes(whole))
+    def run(content: bytes) -> None:
+        check(content, "mooncake", place, f"trace.jsonl{ending}")
+
+    run()
+
+
+def test_a_packed_trace_that_unpacks_to_more_than_memory_is_refused(place: Path) -> None:
+    for begins in (b"", b"[", b'{"timestamp": 0, "hash_ids": ['):
+        check(bomb(begins), "mooncake", place, "bomb.jsonl.gz")

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from kvsim.calibration.server.batches import BURST, DECODE, PROMPT, Batch, Count
 from kvsim.errors import UsageError
+from kvsim.results.observed import Seconds
 
 SCHEMA = 1
 AboveZero = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
@@ -25,14 +26,14 @@ NEAR = 4
 class Seen(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One request. Times count from the first request of its batch; absent if it failed."""
 
-    sent_s: float
+    sent_s: Seconds
     prompt_tokens: Count
-    first_token_s: float | None = None
-    end_s: float | None = None
+    first_token_s: Seconds | None = None
+    end_s: Seconds | None = None
     output_tokens: Count = 0
     cached_tokens: Count | None = None
     """None: the server does not say."""
-    gaps_s: list[float] = []
+    gaps_s: list[Seconds] = []
     """From each part of the answer to the next."""
     error: str | None = None
 
@@ -70,7 +71,7 @@ class Measurements(msgspec.Struct, kw_only=True):
     joins_prompts: bool
     """Whether a step computes prompts and decodes at the same time. False: decode steps wait meanwhile."""
     page_tokens: AboveZero
-    seconds: float
+    seconds: Seconds
     """How long it took."""
     batches: list[Batch]
     played: list[Played]
@@ -89,7 +90,7 @@ def read_measurements(path: Path) -> Measurements:
         raise UsageError(f"measured: {path}: {error.strerror}") from error
     try:
         found = msgspec.json.decode(content, type=Measurements)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
         raise UsageError(f"measured: {path} has no measurements of a server: {error}") from error
     if found.kvsim_server_steps != SCHEMA:
         raise UsageError(f"measured: {path} is of another version of kvsim")

@@ -232,3 +232,5 @@ def parsed(body: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(body, type=kind)
     except ValueError as error:
         raise BadRequest(400, str(error)) from None
+    except RecursionError:
+        raise BadRequest(400, "the body is nested too deeply") from None

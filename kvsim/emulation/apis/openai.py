@@ -119,10 +119,7 @@ class OpenAI(Api):
 
     async def _chat(self, request: HttpRequest, reply: Reply) -> None:
         asked = parsed(request.body, Chat)
-        try:
-            tokens = self.texts.chat(asked.messages, asked.tools)
-        except ValueError as error:
-            raise BadRequest(400, str(error)) from None
+        tokens = self.chat_tokens(asked.messages, asked.tools)
         await self._serve(asked, [tokens], CHAT, CHAT_TOKENS, request.headers, reply)
 
     async def _tokenize(self, request: HttpRequest, reply: Reply) -> None:
@@ -130,8 +127,15 @@ class OpenAI(Api):
         if asked.messages is None:
             tokens = self.texts.tokens(asked.prompt or "")
         else:
-            tokens = self.texts.chat(asked.messages)
+            tokens = self.chat_tokens(asked.messages)
         await reply.whole(200, {"count": len(tokens), "max_model_len": self.longest_tokens, "tokens": tokens})
+
+    def chat_tokens(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> list[int]:
+        """Return the tokens of a conversation. Raises BadRequest for one that cannot be rendered."""
+        try:
+            return self.texts.chat(messages, tools)
+        except ValueError as error:
+            raise BadRequest(400, str(error)) from None
 
     async def _serve(
         self,

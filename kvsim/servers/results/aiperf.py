@@ -7,25 +7,27 @@ their first requests, are the trace's sessions, by theirs, and turns are turns.
 from collections.abc import Mapping, Sequence
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from kvsim.core.request import Request
 from kvsim.errors import UsageError
+from kvsim.numbers import Real, shown
 from kvsim.results.observed import ObservedRun
 from kvsim.servers.results.rows import Row, check_count, observed
 
 SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
 WARMUP = "warmup"
+Nanoseconds = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Metadata(msgspec.Struct):
     """Which request a line is about; times in nanoseconds since 1970."""
 
     session_num: int
-    request_start_ns: int
-    request_end_ns: int
+    request_start_ns: Nanoseconds
+    request_end_ns: Nanoseconds
     conversation_id: str | None = None
     turn_index: int | None = None
     benchmark_phase: str = "profiling"
@@ -37,6 +39,16 @@ class Value(msgspec.Struct):
 
     value: Any
     unit: str
+
+    def seconds(self, value: Any) -> float:
+        """Return a time in seconds; what has another unit, as it is. Raises ValidationError for what is no number."""
+        if not Real().holds(value):
+            raise msgspec.ValidationError(f"a measure in {self.unit} is {shown(value)}, which is no finite number")
+        return value * SECONDS.get(self.unit, 1.0)
+
+    def all_seconds(self) -> list[float]:
+        """Return times in seconds, if it is a list of them."""
+        return [self.seconds(value) for value in self.value] if isinstance(self.value, list) else []
 
 
 class Error(msgspec.Struct):
@@ -57,7 +69,7 @@ class Line(msgspec.Struct):
         """Return the first of these measures that the line has, times in seconds."""
         for name in names:
             if (found := self.metrics.get(name)) is not None and isinstance(found.value, int | float):
-                return found.value * SECONDS.get(found.unit, 1.0)
+                return found.seconds(found.value)
         return None
 
     def count(self, *names: str) -> int | None:
@@ -102,12 +114,11 @@ def _numbered(names: Sequence[Any]) -> dict[Any, int]:
 def _row(line: Line) -> Row:
     about, gaps = line.metadata, line.metrics.get("inter_chunk_latency")
     ttft_s, e2e_s = line.number("time_to_first_token"), line.number("request_latency")
-    is_list = gaps is not None and isinstance(gaps.value, list)
     return Row(
         sent_s=about.request_start_ns * 1e-9,
         ttft_s=nan if ttft_s is None else ttft_s,
         e2e_s=(about.request_end_ns - about.request_start_ns) * 1e-9 if e2e_s is None else e2e_s,
-        gaps_s=[gap * SECONDS.get(gaps.unit, 1.0) for gap in gaps.value] if gaps is not None and is_list else (),
+        gaps_s=() if gaps is None else gaps.all_seconds(),
         prompt_tokens=line.count("usage_prompt_tokens", "input_sequence_length"),
         output_tokens=line.count("usage_completion_tokens", "output_sequence_length"),
         cached_tokens=line.count("usage_prompt_cache_read_tokens"),

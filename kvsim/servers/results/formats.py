@@ -102,7 +102,7 @@ def _documents(path: Path, content: bytes) -> Documents:
     """Return the JSON objects of a file: one, or one a line. Raises UsageError."""
     try:
         found = [msgspec.json.decode(content)]
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):  # msgspec's are ValueErrors
         found = [_line(path, number, line) for number, line in enumerate(content.splitlines(), 1) if line.strip()]
     if not found or not all(isinstance(one, dict) for one in found):
         raise UsageError(f"results: {path} has no results: kvsim reads {KNOWN}")
@@ -112,5 +112,5 @@ def _documents(path: Path, content: bytes) -> Documents:
 def _line(path: Path, number: int, line: bytes) -> Any:
     try:
         return msgspec.json.decode(line)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"results: {path}:{number}: not JSON: {error}") from None

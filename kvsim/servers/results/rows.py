@@ -2,15 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 
 import numpy as np
 
 from kvsim.core.request import Request
 from kvsim.errors import UsageError
-from kvsim.results.observed import NOT_TOLD, ObservedRun
+from kvsim.numbers import MOST_SECONDS, Real, Whole, refusal
+from kvsim.results.observed import MOST_TOKENS, NOT_TOLD, ObservedRun
 
+OF_TOKENS, OF_SECONDS = Whole(0, MOST_TOKENS), Real(-MOST_SECONDS, MOST_SECONDS)
+"""What counts and times in files of clients may be."""
 ARRIVALS_STAND_IN = "the file does not say when requests were sent: the trace's arrivals stand in"
 
 
@@ -34,12 +37,15 @@ class Row:
 
 
 def observed(path: Path, client: str, rows: Sequence[Row], requests: Sequence[Request]) -> ObservedRun:
-    """Return the run of rows that are in the order of the trace's requests. Raises UsageError if there are more or fewer.
+    """Return the run of rows that are in the order of the trace's requests. Raises UsageError if there are more or fewer, and for
+    numbers that cannot be.
 
     Servers leave out cached tokens that are 0, so a request of which nothing is said has 0 if others are said to have some. What
     a client says of the times of a failed request is left out: some write 0.
     """
     check_count(path, len(rows), len(requests))
+    for number, row in enumerate(rows):
+        _check(path, number, row)
     has_failed = np.array([row.error is not None for row in rows])
     sent_s, notes = _sent(rows, requests)
     cached = _counts([row.cached_tokens for row in rows], has_failed)
@@ -71,6 +77,20 @@ def check_count(path: Path, rows: int, requests: int) -> None:
     if rows != requests:
         hint = f"set trace.limit={rows}" if rows < requests else "choose the trace that was sent, and no trace.limit"
         raise UsageError(f"results: {path} has {rows} requests, but the trace has {requests}: {hint}")
+
+
+def _check(path: Path, number: int, row: Row) -> None:
+    """Raise UsageError for a count or a time that cannot be; NaN is none at all."""
+    counts = {"prompt tokens": row.prompt_tokens, "output tokens": row.output_tokens, "cached tokens": row.cached_tokens}
+    counts |= {f"tokens from {medium}": tokens for medium, tokens in row.tier_tokens.items()}
+    for name, count in counts.items():
+        if count is not None and not OF_TOKENS.holds(count):
+            raise UsageError(f"results: {path}: {refusal(f'request {number}: {name}', OF_TOKENS, count)}")
+    times_s = {"sent at": row.sent_s, "time to first token": row.ttft_s, "time to its end": row.e2e_s}
+    times_s |= {"time in the queue": row.queued_s, "time of prefill": row.prefill_s}
+    for name, seconds in [*times_s.items(), *(("time between tokens", gap_s) for gap_s in row.gaps_s)]:
+        if not (isnan(seconds) or OF_SECONDS.holds(seconds)):
+            raise UsageError(f"results: {path}: {refusal(f'request {number}: {name}', OF_SECONDS, seconds)}")
 
 
 def _sent(rows: Sequence[Row], requests: Sequence[Request]) -> tuple[np.ndarray, list[str]]:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
+import msgspec
+
 from kvsim.core.request import Request
 from kvsim.results.observed import ObservedRun, ServerFacts
 from kvsim.servers.dialects.base import kept
@@ -68,6 +70,6 @@ def _row(run: Run, number: int) -> Row:
         prompt_tokens=run.input_lens[number],
         output_tokens=run.output_lens[number],
         cached_tokens=run.cached_tokens[number] if run.cached_tokens else None,
-        tier_tokens={medium: int(details[medium]) for medium in MEDIA if details.get(medium)} if details else {},
+        tier_tokens={medium: msgspec.convert(details[medium], int) for medium in MEDIA if details.get(medium)} if details else {},
         error=run.errors[number] or None,
     )
