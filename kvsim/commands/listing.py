@@ -25,7 +25,6 @@ OTHER_NAMES = {
     "compare": "kvsim report FOLDER ...",
     "show": "kvsim report FOLDER",
     "run": "kvsim simulate, or kvsim replay for hit rates without a clock",
-    "serve": "kvsim simulate",
     "sim": "kvsim simulate",
     "plot": "kvsim curve for hit rate against capacity, or kvsim report FOLDER",
     "mrc": "kvsim curve",

@@ -37,12 +37,11 @@ from kvsim.sweeps.composition import Compositions
 from kvsim.sweeps.engine_flags import Setup, starts
 from kvsim.sweeps.folder import begin_folder, index_of, place_job
 from kvsim.sweeps.planning import Planned
-from kvsim.sweeps.prices import Prices, read_prices
+from kvsim.sweeps.prices import OWN, Prices, read_prices
 from kvsim.sweeps.purchase import (
     DEARER,
     FAILS,
     HOLDS,
-    OWN,
     REFUSED,
     SKIPPED,
     Candidate,
@@ -115,7 +114,10 @@ class _Search:
     def __init__(self, asked: Asked, prices: Prices, folder: Path) -> None:
         self.asked, self.prices, self.folder = asked, prices, folder
         self.compositions = Compositions(asked.loader, asked.config_name)
-        every = candidates(prices, asked.overrides, self.compositions)
+        try:
+            every = candidates(prices, asked.overrides, self.compositions)
+        except UsageError as error:  # the command line alone has been composed before
+            raise UsageError(f"{asked.config.plan.prices}: {error}") from error
         self.planned: Planned[Candidate] = checked(every, self.plan)
         self.found = self.planned.jobs
         same = len(every) - len(self.found)

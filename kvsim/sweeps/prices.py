@@ -7,16 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import UsageError
+from kvsim.hardware.tier_kinds import LEVELS
 from kvsim.numbers import Real, Whole, check_number
 from kvsim.plans.capacity import bytes_of
 from kvsim.plans.construct import construct
 from kvsim.settings import catalog
 from kvsim.settings.settings_file import read_file
+from kvsim.settings.unused_settings import keys_of
 from kvsim.suggest import closest
 
 NO_DRIVE = "none"
 OF_DRIVES = ("hardware.disk_", "hardware.cluster_disk_", "tiers.disk.")
 """How the settings begin that a drive may have."""
+OWN = ("hardware", "hardware.gpus", "cluster.engines", *[f"tiers.{name}.capacity" for name in LEVELS[1:]])
+"""Settings that cost money: only the file of prices may choose them. It has no price for the tiers below the disk."""
+NO_POLICIES = ("trace", "slo", "saturate", "plan", "output", "sweep", "hydra")
+"""What a policy cannot set: what is asked, and of which requests."""
 PERIODS = ("hour", "month")
 PRICE = Real(least=0)
 
@@ -137,7 +143,7 @@ def _checked(node: dict[str, Any]) -> Prices:
     if listed.cpu_gib is None and any(bytes_of(size) for size in choices.cpu):
         raise UsageError("cpu_gib is missing: give the price of a GiB of CPU memory, which choices.cpu has")
     for at, policy in enumerate(choices.policies):
-        overrides(policy, f"choices.policies[{at}]")
+        _check_policy(policy, f"choices.policies[{at}]")
     return Prices(listed=listed, choices=choices, drives=drives)
 
 
@@ -167,6 +173,13 @@ def overrides(policy: str, key: str = "") -> list[str]:
     except ValueError as error:
         raise UsageError(f"{key}: cannot read {policy!r}: {error}") from error
     return [word if "=" in word else f"eviction={word}" for word in words]
+
+
+def _check_policy(policy: str, place: str) -> None:
+    """Raise UsageError for overrides that cost money, or that change what is asked."""
+    for key in keys_of(overrides(policy, place)):
+        if key in OWN or key.partition(".")[0] in NO_POLICIES:
+            raise UsageError(f"{place}: {key} is no policy: {'it costs money' if key in OWN else 'set it on the command line'}")
 
 
 def _check_names(key: str, names: Iterable[str], known: Mapping[str, Any], what: str) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from kvsim.hardware.tier_kinds import LEVELS
 from kvsim.plans.capacity import bytes_of
 from kvsim.plans.plan import Plan
 from kvsim.results.diagnosis import NONE
@@ -26,8 +25,6 @@ from kvsim.sweeps.prices import NO_DRIVE, Prices, overrides
 HOLDS, FAILS, REFUSED, SKIPPED, DEARER = "holds", "fails", "cannot run", "fails for certain", "dearer"
 """How a candidate ends; those of ``SKIPPED`` and ``DEARER`` have not been run."""
 BUSY = 0.5
-OWN = ("hardware", "hardware.gpus", "cluster.engines", *[f"tiers.{name}.capacity" for name in LEVELS[1:]])
-"""Settings that cost money: only the file of prices may choose them. It has no price for the tiers below the disk."""
 SIZES = ("hardware", "cluster", "tiers")
 """Parts of a configuration that are of no matter to whether a request fits, if the GPU tier is as large."""
 

@@ -210,6 +210,16 @@ def test_mistakes_are_found_before_any_run(
     assert not list(folder.glob("out/*/result.json"))
 
 
+def test_a_policy_that_there_is_not_is_told_with_the_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "prices.yaml").write_text("per: hour\ngpus: {fast: 1}\nchoices: {policies: [slur]}\n")
+    assert plan() == 2
+    line = capsys.readouterr().err
+    assert (
+        line.startswith("kvsim: prices.yaml: eviction=slur: there is no such choice; did you mean slru?")
+        and line.count("\n") == 1
+    )
+
+
 def test_settings_of_plan_have_no_effect_on_other_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "plan.beyond=1"]) == 2
     assert "plan.beyond has no effect on kvsim simulate" in capsys.readouterr().err

@@ -71,6 +71,11 @@ def test_a_single_choice_needs_no_list(tmp_path: Path) -> None:
         (f"{LEAST}choices: {{cpu: [10GiB]}}", "cpu_gib is missing"),
         (f"{LEAST}choices: {{drives: [x]}}", "choices.drives: there is no drive x; choose from none"),
         (f"{LEAST}choices: {{policies: ['lru \"']}}", "choices.policies[0]: cannot read"),
+        (
+            f"{LEAST}choices: {{policies: ['lru cluster.engines=2']}}",
+            "choices.policies[0]: cluster.engines is no policy: it costs",
+        ),
+        (f"{LEAST}choices: {{policies: [lru, slo.ttft_s=2]}}", "choices.policies[1]: slo.ttft_s is no policy: set it on the"),
         (f"{LEAST}drives: {{none: {{price: 1, capacity: 1TiB}}}}", "drives.none: this name stands for no drive"),
         (f"{LEAST}drives: {{x: {{price: 1}}}}", "drives.x must have a price and a capacity"),
         (f"{LEAST}drives: {{x: 1}}", "drives.x must have a price and a capacity"),
