@@ -25,6 +25,8 @@ SHARED_SCRIPT = "plotly.min.js"
 """Name of the script in the folder of a sweep."""
 LONGEST_NAME = 60
 """Most characters of a name in a picture."""
+SHARED = ("x", "width")
+"""What traces of a picture often have in common; it is on the page once."""
 NUMBER = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)? ?(%|[KMGT]?i?B)?( ± .*)?|-|unlimited|")
 """Cells of a column that is aligned to the right."""
 
@@ -103,13 +105,16 @@ def _finalized(value: Any) -> Any:
 def compact(figure: Figure) -> Figure:
     """Return a figure as ``page.js`` expects it.
 
-    Its traces name the earlier trace with the same places (``x_of``), long names are shortened, and no text of theirs is markup:
-    plotly.js would draw ``<b>`` in the name of a policy in bold.
+    Its traces name the earlier trace with the same places (``x_of``) or widths (``width_of``), long names are shortened, and no
+    text of theirs is markup: plotly.js would draw ``<b>`` in the name of a policy in bold.
     """
     traces: list[Trace] = []
     for trace in map(_plain, figure["data"]):
-        same = [number for number, other in enumerate(traces) if "x" in other and other["x"] == trace.get("x")]
-        traces.append({key: value for key, value in trace.items() if key != "x"} | {"x_of": same[0]} if same else trace)
+        for key in SHARED:
+            same = [number for number, other in enumerate(traces) if key in other and other[key] == trace.get(key)]
+            if same:
+                trace = {name: value for name, value in trace.items() if name != key} | {f"{key}_of": same[0]}
+        traces.append(trace)
     return figure | {"data": traces}
 
 

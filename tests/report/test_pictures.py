@@ -5,6 +5,7 @@ import pytest
 from kvsim.engine.outcome import Outcome
 from kvsim.hardware.tier_kinds import ALWAYS
 from kvsim.report.pictures import ENGINE_COLOURS, FEW, PHASE_COLOURS, merged, pictures_of, summed
+from kvsim.report.template import compact
 from kvsim.report.tier_looks import look_of
 from kvsim.results.result import summarize
 
@@ -31,6 +32,14 @@ def test_a_step_of_few_requests_is_pale(simulated: Outcome) -> None:
     gpu = picture.figure["data"][0]
     assert gpu["type"] == "bar" and gpu["marker"]["opacity"] == [0.35], "three requests, in one step"
     assert sum(trace["y"][0] for trace in picture.figure["data"]) == pytest.approx(40 / 120, abs=1e-4)
+
+
+def test_steps_of_several_tiers_have_their_places_and_widths_once(simulated: Outcome) -> None:
+    record = summarize(simulated, command="simulate", config={}, seed=0, warmup=0, load_s=0, versions={})
+    picture = pictures_of(record)[0]
+    assert picture.figure is not None
+    first, second = compact(picture.figure)["data"]
+    assert "width" in first and (second["width_of"], second["x_of"]) == (0, 0) and "width" not in second
 
 
 def test_a_colour_of_a_runs_page_means_one_thing() -> None:

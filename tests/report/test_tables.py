@@ -163,5 +163,5 @@ def test_a_further_tier_has_its_columns_and_rows_where_a_run_has_it(tmp_path: Pa
     assert "remote 25.00%" in shown.getvalue()
     figure = pictures_of(records[1])[0].figure
     assert figure is not None
-    traces = {trace["name"]: trace["fillcolor"] for trace in figure["data"]}
+    traces = {trace["name"]: trace["marker"]["color"] for trace in figure["data"]}
     assert traces["gpu"] == look_of("gpu").colour and traces["remote"] == look_of("remote").colour

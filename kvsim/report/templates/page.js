@@ -3,7 +3,9 @@
   const holder = document.getElementById("figures");
   const figures = holder ? JSON.parse(holder.textContent) : [];
   for (const figure of figures) {
-    for (const trace of figure.data) if (!("x" in trace) && "x_of" in trace) trace.x = figure.data[trace.x_of].x;
+    for (const trace of figure.data) {
+      for (const key of ["x", "width"]) if (!(key in trace) && key + "_of" in trace) trace[key] = figure.data[trace[key + "_of"]][key];
+    }
   }
 
   // A legend below the picture needs as many rows as its names take at this width.
