@@ -117,7 +117,7 @@ def test_tables_have_the_columns_of_the_files(trace: Trace, tmp_path: Path) -> N
 def test_pictures_are_figures(trace: Trace) -> None:
     result = kvsim.simulate(trace, *SMALL)
     assert [line.name for line in result.plot().data] == ["gpu", "cpu"]
-    assert result.plot("time to first token").layout.xaxis.title.text == "time to first token (s)"
+    assert result.plot("time to first token").layout.xaxis.title.text == "time to first token"
     assert [line.name for line in kvsim.curve(trace, capacities=[9000]).plot().data] == ["lru", "belady"]
     with pytest.raises(UsageError, match="no picture 'Link usee'; did you mean Link use"):
         result.plot("Link usee")

@@ -83,18 +83,18 @@ async def serve(apis: Sequence[Api], settings: ServeSettings, ready: Callable[[R
 
     Returns what has become of the requests under way. Raises UsageError if a port cannot be had.
     """
-    async with AsyncExitStack() as stack:
-        feeds = [await _publishing(stack, api, settings, number) for number, api in enumerate(apis)]
-        servers = [await stack.enter_async_context(_listening(api, settings, number)) for number, api in enumerate(apis)]
-        for api, server, (events, replay) in zip(apis, servers, feeds, strict=True):
-            ready(Ready(api, f"http://{_in_url(settings.host)}:{server.port}", events, replay))
-        with stop.listening():
+    with stop.listening():
+        async with AsyncExitStack() as stack:
+            feeds = [await _publishing(stack, api, settings, number) for number, api in enumerate(apis)]
+            servers = [await stack.enter_async_context(_listening(api, settings, number)) for number, api in enumerate(apis)]
+            for api, server, (events, replay) in zip(apis, servers, feeds, strict=True):
+                ready(Ready(api, f"http://{_in_url(settings.host)}:{server.port}", events, replay))
             await stop.first.wait()
             for server in servers:
                 server.stop_listening()
             under_way = sum(api.emulator.unfinished for api in apis)
             await _ended(servers, settings.drain_s, stop)
-        cut = sum(api.emulator.unfinished for api in apis)
+            cut = sum(api.emulator.unfinished for api in apis)
     if not under_way:
         return "no request was under way"
     return f"{under_way} requests were under way: {under_way - cut} have ended, {cut} were cut"
