@@ -17,13 +17,14 @@ def copied(policy: Policy) -> Policy:
 
     Raises UsageError if the policy's own ``__deepcopy__`` does not return one of its class.
     """
-    copy: Any = deepcopy(policy)
+    memo: dict[int, Any] = {}
+    copy: Any = deepcopy(policy, memo)
     if type(copy) is not type(policy) or copy is policy and policy is not None:
         raise UsageError(
             f"{type(policy).__name__} cannot be copied for another tier, engine or run: its copy is {copy!r}; "
             "remove __deepcopy__ and __reduce__, or let them return a new policy with the same settings"
         )
     if hasattr(policy, "__dict__"):
-        vars(copy).update(deepcopy(vars(policy)))
+        vars(copy).update(deepcopy(vars(policy), memo))  # what refers to the policy refers to its copy
     result: Policy = copy
     return result

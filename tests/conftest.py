@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from kvsim.commands.hydra_main import read_yaml_fast
+from kvsim.engine.collector import freeze
 from tests.reused_compositions import compositions_are_reused
 
 settings.register_profile(
@@ -36,7 +37,7 @@ SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 def pytest_collection_finish() -> None:
     """Modules and tests stay to the end: the garbage collector need not look at them again and again, nor as often."""
     gc.collect()
-    gc.freeze()
+    freeze()
     gc.set_threshold(10_000, 20, 20)
 
 

@@ -50,11 +50,11 @@ class Requests:
         found = ""
         for name, known in self._columns.items():
             column = [self._same[name]] * len(self._requests) if known is None else known
-            if list(map(attrgetter(name), self._requests)) == column:
+            if all(map(is_, map(attrgetter(name), self._requests), column)):
                 continue
             for at, (request, was) in enumerate(zip(self._requests, column, strict=True)):
                 now = getattr(request, name)
-                if now is not was and now != was:
+                if now is not was and (type(now) is not type(was) or now != was):
                     found = found or f"{name} of request {at} was {was!r} and is {now!r}"
                 setattr(request, name, was)
         return found

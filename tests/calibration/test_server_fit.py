@@ -73,7 +73,7 @@ def test_readings_without_error_give_the_machine_back(vllm: VirtualServer, measu
 def timed(reading: Reading, seconds: float) -> Reading:
     return Reading(
         batch=reading.batch, seconds=seconds, samples=3, error=0.0, cached_tokens=reading.cached_tokens,
-        answer_tokens=reading.answer_tokens, decoding_tokens=reading.decoding_tokens,
+        decoding_tokens=reading.decoding_tokens,
     )  # fmt: skip
 
 

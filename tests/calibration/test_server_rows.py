@@ -87,7 +87,6 @@ def test_one_large_error_counts_where_models_are_compared() -> None:
         samples=3,
         error=0.0,
         cached_tokens=0,
-        answer_tokens=1,
         decoding_tokens=0,
     )
     known = [Point(reading=reading, works=WORKS[:1])] * 4

@@ -17,6 +17,8 @@ def is_frozen() -> Iterator[list[bool]]:
     yield collector._is_frozen
     collector._is_frozen[0] = before
     gc.unfreeze()
+    if before:
+        gc.freeze()
 
 
 def test_a_run_is_not_searched_and_what_it_made_is_old_afterwards(is_frozen: list[bool]) -> None:

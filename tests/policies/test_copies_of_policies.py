@@ -51,3 +51,10 @@ def test_a_copy_that_is_none_is_refused(answer: str) -> None:
         UsageError, match=r"Mine cannot be copied for another tier, engine or run: its copy is .*remove __deepcopy__"
     ):
         copied(kind())
+
+
+def test_what_refers_to_a_policy_refers_to_its_copy() -> None:
+    policy = Mine(weight=3.0)
+    policy.scored = policy.rank  # type: ignore[attr-defined]
+    copy = copied(policy)
+    assert copy is not policy and copy.scored.__self__ is copy  # type: ignore[attr-defined]

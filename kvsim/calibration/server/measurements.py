@@ -141,10 +141,8 @@ class Reading(msgspec.Struct, kw_only=True):
     """Standard error of the median, relative; infinite with a single sample."""
     cached_tokens: int
     """Of each timed prompt."""
-    answer_tokens: int
-    """Of each decoding request."""
     decoding_tokens: int
-    """Of the prompts of all decoding requests together."""
+    """What all decoding requests together attend over while the timed steps run."""
 
 
 def readings(measured: Measurements) -> list[Reading]:
@@ -155,11 +153,12 @@ def readings(measured: Measurements) -> list[Reading]:
 
 def reading(batch: Batch, played: Sequence[Played]) -> Reading | None:
     """Return a batch's reading from all times that it was played undisturbed; None without any."""
-    undisturbed = [one for one in played if not one.is_disturbed]
-    values = [value for one in undisturbed for value in samples(batch, one.requests)]
+    found = [(one.requests, samples(batch, one.requests)) for one in played if not one.is_disturbed]
+    known = [requests for requests, some in found if some]
+    values = [value for _, some in found for value in some]
     if not values:
         return None
-    told = [seen.cached_tokens for one in undisturbed for seen in one.requests[: batch.prompts] if seen.cached_tokens is not None]
+    told = [seen.cached_tokens for requests in known for seen in requests[: batch.prompts] if seen.cached_tokens is not None]
     expected = batch.context if batch.kind == PROMPT else 0
     return Reading(
         batch=batch,
@@ -167,9 +166,21 @@ def reading(batch: Batch, played: Sequence[Played]) -> Reading | None:
         samples=len(values),
         error=relative_error(values),
         cached_tokens=round(median(told)) if told else expected,
-        answer_tokens=undisturbed[0].requests[-1].output_tokens,
-        decoding_tokens=sum(seen.prompt_tokens for seen in undisturbed[0].requests[batch.prompts :]),
+        decoding_tokens=round(median([attended(batch, requests) for requests in known])),
     )
+
+
+def attended(batch: Batch, requests: Sequence[Seen]) -> float:
+    """Return the tokens that all decoding requests together attend over: their prompts, and what they have generated when a timed
+    prompt arrives or, without any, half of their answers."""
+    prompts, decoding = requests[: batch.prompts], requests[batch.prompts :]
+    begins_s = [seen.sent_s for seen in timed(prompts, decoding)] if prompts and decoding else []
+    found = 0.0
+    for seen in decoding:
+        times = seen.times_s
+        generated = [bisect_right(times, begin_s) for begin_s in begins_s] or [seen.output_tokens / 2]
+        found += seen.prompt_tokens + sum(generated) / len(generated)
+    return found
 
 
 def relative_error(values: Sequence[float]) -> float:
@@ -198,11 +209,15 @@ def samples(batch: Batch, requests: Sequence[Seen]) -> list[float]:
     elif batch.kind == DECODE:
         values = [step_s(decoding)]
     else:
-        begin_s, end_s = together(decoding)
-        inside = [seen for seen in alone(prompts) if begin_s < seen.sent_s and seen.times_s[0] < end_s]
         plain = [plain_steps(seen, prompts) for seen in decoding]
-        values = [mixed_step_s(decoding, plain, prompt) for prompt in inside]
+        values = [mixed_step_s(decoding, plain, prompt) for prompt in timed(prompts, decoding)]
     return [value for value in values if value > 0]
+
+
+def timed(prompts: Sequence[Seen], decoding: Sequence[Seen]) -> list[Seen]:
+    """Return the prompts that were computed one by one while all others decoded."""
+    begin_s, end_s = together(decoding)
+    return [seen for seen in alone(prompts) if begin_s < seen.sent_s and seen.times_s[0] < end_s]
 
 
 def alone(prompts: Sequence[Seen]) -> list[Seen]:

@@ -43,10 +43,7 @@ def works(reading: Reading, measured: Measurements) -> list[Work]:
         return chunks(cached, end, measured.step_tokens)
     if batch.kind == BURST:
         return burst(batch.tokens, batch.requests, measured.step_tokens)
-    step = Work(
-        decode_requests=batch.requests,
-        decode_context_tokens=reading.decoding_tokens + batch.requests * reading.answer_tokens // 2,
-    )
+    step = Work(decode_requests=batch.requests, decode_context_tokens=reading.decoding_tokens)
     if batch.kind == DECODE:
         return [step]
     begin = min(cached, end - 1)
@@ -109,7 +106,6 @@ def batch_s(batch: Batch, measured: Measurements, model: ModelSpec, hardware: Ha
         samples=0,
         error=1.0,
         cached_tokens=cached,
-        answer_tokens=batch.answer_tokens,
-        decoding_tokens=batch.decoding * (batch.context + measured.page_tokens),
+        decoding_tokens=batch.decoding * (batch.context + measured.page_tokens + batch.answer_tokens // 2),
     )
     return expected_s([Point(reading=guess, works=works(guess, measured))], model, hardware)[0]
