@@ -178,7 +178,7 @@ def attended(batch: Batch, requests: Sequence[Seen]) -> float:
     found = 0.0
     for seen in decoding:
         times = seen.times_s
-        generated = [bisect_right(times, begin_s) for begin_s in begins_s] or [seen.output_tokens / 2]
+        generated: list[float] = [bisect_right(times, begin_s) for begin_s in begins_s] or [seen.output_tokens / 2]
         found += seen.prompt_tokens + sum(generated) / len(generated)
     return found
 
