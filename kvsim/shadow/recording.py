@@ -86,7 +86,7 @@ class Recording:
             fields["block_size"] = self._page_tokens
             fields |= {"note": note} if (note := self._note()) else {}
         if request.session is not None:
-            fields["session_id"] = self._salt.number(request.session.encode())
+            fields["session_id"] = self._salt.number(request.session.encode("utf-8", "surrogatepass"))
         fields |= {"input_length": request.prompt_tokens, "output_length": request.output_tokens}
         return fields | {"hash_ids": self._ids(request.keys), BLOCKS_OF_ANSWER: self._ids(request.output_keys)}
 
