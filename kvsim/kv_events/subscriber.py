@@ -155,7 +155,9 @@ class Subscriber:
         sequence, source = int.from_bytes(number, "big"), self._sources.setdefault((rank, topic), _Source(rank, topic))
         if sequence <= source.last:
             self.restarts += 1
-            self._tell(RESTARTED, f"{self.endpoints[rank]}: the engine has restarted: sequence number {sequence} after {source.last}")
+            self._tell(
+                RESTARTED, f"{self.endpoints[rank]}: the engine has restarted: sequence number {sequence} after {source.last}"
+            )
             source.begin_anew()
         messages = [(sequence, payload)]
         if sequence > source.last + 1:

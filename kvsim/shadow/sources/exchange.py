@@ -140,8 +140,6 @@ class InOrder:
 
     def __init__(self, patience_s: float) -> None:
         self.patience_s = patience_s
-        self.cut_short = 0
-        """Exchanges that were taken before their end."""
         self._waiting: deque[Exchange] = deque()
 
     def add(self, exchange: Exchange) -> None:
@@ -152,7 +150,6 @@ class InOrder:
         """Yield the exchanges whose turn it is."""
         waiting = self._waiting
         while waiting and (waiting[0].has_ended or now_s - waiting[0].arrival_s >= self.patience_s):
-            self.cut_short += not waiting[0].has_ended
             yield waiting.popleft()
 
     @property
