@@ -95,6 +95,10 @@ def test_it_stops_after_enough_requests(log: Path, folder: Path) -> None:
             ["events=missing.gz", "shadow.replay=[tcp://localhost:3]"],
             "shadow.replay has no effect on recorded events: leave it out",
         ),
+        (
+            ["events=tcp://localhost:1,missing.gz", "shadow.replay=['','tcp://localhost:3']"],
+            "replay has no effect on the recorded events missing.gz: leave its place empty",
+        ),
         (["listen=9000", "server=http://me:secret@localhost:1"], "shadow.server has a user or password"),
         (
             ["events=missing.gz", "record=trace.jsonl", "shadow.salt_file=salt"],

@@ -67,6 +67,9 @@ class SourceSettings:
         self._check_sources()
         if self.replay and len(self.replay) != len(self.events):
             raise ValueError(f"replay must name an address for each of events, {len(self.events)}, not {len(self.replay)}")
+        for address, replay in zip(self.events, self.replay, strict=False):
+            if replay and Path(address) in self.recorded and len(self.recorded) < len(self.events):
+                raise ValueError(f"replay has no effect on the recorded events {address}: leave its place empty")
         if self.record is not None and self.record.endswith((".gz", ".zst")):
             raise ValueError(f"record must not end in .gz or .zst, as {self.record}: lines are appended one by one")
         if self.salt_file is not None and self.record is None:
