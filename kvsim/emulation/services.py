@@ -86,9 +86,9 @@ async def serve(apis: Sequence[Api], settings: ServeSettings, ready: Callable[[R
     async with AsyncExitStack() as stack:
         feeds = [await _publishing(stack, api, settings, number) for number, api in enumerate(apis)]
         servers = [await stack.enter_async_context(_listening(api, settings, number)) for number, api in enumerate(apis)]
-        for api, server, (events, replay) in zip(apis, servers, feeds, strict=True):
-            ready(Ready(api, f"http://{_in_url(settings.host)}:{server.port}", events, replay))
         with stop.listening():
+            for api, server, (events, replay) in zip(apis, servers, feeds, strict=True):
+                ready(Ready(api, f"http://{_in_url(settings.host)}:{server.port}", events, replay))
             await stop.first.wait()
             for server in servers:
                 server.stop_listening()
