@@ -106,7 +106,12 @@ def watch(watching: Watching) -> None:
     """Watch until it is stopped, and show what was found. Raises UsageError, and WrongResult if not all could be recorded."""
     asked, base = watching.sources, next(iter(watching.plans.values()))
     page_tokens = gcd(*(plan.page_tokens for plan in watching.plans.values())) if not asked.events else base.page_tokens
-    salt = Salt.random() if asked.salt_file is None else Salt.of_file(Path(asked.salt_file))
+    with salted(asked) as salt:
+        _watch(watching, page_tokens, salt)
+
+
+def _watch(watching: Watching, page_tokens: int, salt: Salt) -> None:
+    asked, base = watching.sources, next(iter(watching.plans.values()))
     prompts = Prompts(page_tokens, salt, asked.tokenizer)
     shadow = Shadow(watching.plans, page_tokens, replace(watching.settings, salt=salt.key(b"events").hex()))
     sources = sources_of(asked, prompts, salt, page_tokens)
@@ -132,6 +137,26 @@ def watch(watching: Watching) -> None:
         table.say(f"stopped by {received.name}")
     if feed.lost_lines:
         raise WrongResult(f"shadow.record: {feed.lost_lines:,} requests are missing from {asked.record}: {feed.first['record']}")
+
+
+@contextmanager
+def salted(asked: SourceSettings) -> Iterator[Salt]:
+    """Have the salt during the block. A file made for it is removed if nothing was recorded with it. Raises UsageError."""
+    if asked.salt_file is None or asked.record is None:
+        yield Salt.random()
+        return
+    path, record = Path(asked.salt_file), Path(asked.record)
+    is_new, before = not path.exists(), _size(record)
+    salt = Salt.of_file(path)
+    try:
+        yield salt
+    finally:
+        if is_new and _size(record) == before:
+            path.unlink(missing_ok=True)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 @contextmanager

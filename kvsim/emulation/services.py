@@ -18,7 +18,7 @@ from kvsim.emulation.http_server import HttpServer
 from kvsim.emulation.lengths import AnswerLengths
 from kvsim.emulation.serve import running
 from kvsim.emulation.settings import LAST_PORT, ServeSettings
-from kvsim.emulation.tellers import TELLERS
+from kvsim.emulation.tellers import TELLERS, Teller
 from kvsim.emulation.text import Texts
 from kvsim.errors import UsageError
 from kvsim.kv_events.dialects import dialect_named
@@ -107,6 +107,8 @@ async def _publishing(stack: AsyncExitStack, api: Api, settings: ServeSettings, 
     teller = TELLERS.get(api.engine)
     if teller is None:
         raise UsageError(f"serve.events: an engine behind the interface {api.engine} has no events: set serve.api=vllm or sglang")
+    if settings.self_describing:
+        _check_self_describing(api, teller)
     try:
         endpoint = endpoint_of(settings.events, number)
         replay = None if settings.replay is None else endpoint_of(settings.replay, number)
@@ -116,6 +118,16 @@ async def _publishing(stack: AsyncExitStack, api: Api, settings: ServeSettings, 
         raise UsageError(f"serve.events: {error}") from None
     EventFeed(api.emulator, teller, publisher.publish, time.time, self_describing=settings.self_describing)
     return publisher.endpoint, publisher.replay_endpoint
+
+
+def _check_self_describing(api: Api, teller: Teller) -> None:
+    """Raise UsageError where events have tokens and parents anyway."""
+    if not teller.offloads_blindly:
+        raise UsageError(f"serve.self_describing has no effect on events of {api.engine}, which have tokens anyway: leave it out")
+    if len(api.emulator.plan.tiers) == 1:
+        raise UsageError(
+            "serve.self_describing has no effect without a tier below the GPU: leave it out, or set tiers.cpu.capacity"
+        )
 
 
 async def _ended(servers: Sequence[HttpServer], most_s: float, stop: Stop) -> None:

@@ -48,10 +48,10 @@ class RunningRequests:
         self.admitted: list[Job] = []
         """Those that wait for slots, loads or the rest of their prefill, in order of admission."""
         self.claims = Claims(cache, mover)
+        """Those among them whose slots are still being freed."""
         self.claims_since_s = nan
         self.claiming_s = 0.0
         """Time in which admitted requests waited for slots whose pages were being written down, until ``claims_since_s``."""
-        """Those among them whose slots are still being freed."""
         self.decoding = Decoding(cache.page_tokens)
         self.joining: list[Job] = []
         """Those computed elsewhere that decode here from the next step on."""

@@ -14,6 +14,8 @@ from kvsim.kv_events.wire import END, SEQUENCE_BYTES, endpoint_of, is_wildcard, 
 BURST = 256
 """Messages that are handed over from one engine before another one's are looked at."""
 REPLAY_TIMEOUT_S = 5.0
+KINDS = RESTARTED, LOST, MALFORMED, NO_REPLAY = ("restarted", "lost", "malformed", "no replay")
+"""Of things that can be wrong."""
 _log = logging.getLogger(__name__)
 Frames = list[bytes]
 
@@ -71,11 +73,11 @@ class Subscriber:
         ranks: int = 1,
         high_water_mark: int = 10_000,
         replay_timeout_s: float = REPLAY_TIMEOUT_S,
-        tell: Callable[[str], None] = _log.warning,
+        tell: Callable[[str, str], None] = lambda kind, line: _log.warning(line),
     ) -> None:
         """``endpoint`` is that of rank 0; it is connected to, or, with a wildcard for the host, engines connect to it.
-        ``replay_timeout_s`` is how long the next message of a replay may take. ``tell`` takes a line on what is wrong. Raises
-        UsageError for what is no endpoint."""
+        ``replay_timeout_s`` is how long the next message of a replay may take. ``tell`` takes what kind of thing is
+        wrong, one of ``KINDS``, and a line on it. Raises UsageError for what is no endpoint."""
         self.endpoints = [endpoint_of(endpoint, rank) for rank in range(ranks)]
         replays = [None if replay_endpoint is None else endpoint_of(replay_endpoint, rank) for rank in range(ranks)]
         self.listening: list[str] = []
@@ -153,7 +155,9 @@ class Subscriber:
         sequence, source = int.from_bytes(number, "big"), self._sources.setdefault((rank, topic), _Source(rank, topic))
         if sequence <= source.last:
             self.restarts += 1
-            self._tell(f"{self.endpoints[rank]}: the engine has restarted: sequence number {sequence} after {source.last}")
+            self._tell(
+                RESTARTED, f"{self.endpoints[rank]}: the engine has restarted: sequence number {sequence} after {source.last}"
+            )
             source.begin_anew()
         messages = [(sequence, payload)]
         if sequence > source.last + 1:
@@ -165,7 +169,7 @@ class Subscriber:
         if missed := sequence - source.last - 1:
             self.missed += missed
             source.missed += missed
-            self._tell(f"{self.endpoints[source.rank]}: {missed} messages before sequence number {sequence} are lost")
+            self._tell(LOST, f"{self.endpoints[source.rank]}: {missed} messages before sequence number {sequence} are lost")
         source.last = sequence
         try:
             batch = decode(payload)
@@ -181,7 +185,7 @@ class Subscriber:
         """Count a malformed message. Says the first, the tenth, the hundredth, so that a flood of them makes few lines."""
         self.malformed += 1
         if str(self.malformed).strip("0") == "1":
-            self._tell(f"{self.endpoints[rank]}: malformed message number {self.malformed} is skipped: {problem}")
+            self._tell(MALFORMED, f"{self.endpoints[rank]}: malformed message number {self.malformed} is skipped: {problem}")
 
     # --- gaps ----------------------------------------------------------------------------------------------------------------
 
@@ -205,7 +209,7 @@ class Subscriber:
                     if (found[-1][0] + 1 if found else first) <= sequence < before:
                         found.append((sequence, payload))
         except (TimeoutError, ValueError, zmq.ZMQError):
-            self._tell(f"{endpoint}: no complete replay of sequence numbers {first} to {before - 1}")
+            self._tell(NO_REPLAY, f"{endpoint}: no complete replay of sequence numbers {first} to {before - 1}")
         finally:
             asked.close(linger=0)
         self.replayed += len(found)

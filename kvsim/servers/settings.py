@@ -37,8 +37,7 @@ class ServerSettings:
     """A run in which 1 of 100 requests was sent later than this, because of the client, is marked as the client's failure."""
 
     def __post_init__(self) -> None:
-        if not is_address(self.url):
-            raise ValueError(f"url must be an address such as http://localhost:8000, not {self.url!r}")
+        check_address("url", self.url)
         check_choice("engine", self.engine, ENGINES)
         check_settings(self, Real(above=0), "speed", hint="1 keeps the trace's times")
         check_settings(self, Whole(1), "concurrency", or_null=True, hint="null sends requests when the trace says")
@@ -51,11 +50,15 @@ class ServerSettings:
             raise ValueError("speed has no effect with concurrency, which sends requests without the trace's times: drop one")
 
 
-def is_address(url: str) -> bool:
-    """Whether a text is an address of HTTP."""
+def check_address(name: str, url: str) -> None:
+    """Raise ValueError, without a password in it, unless a setting is an address of HTTP without a user."""
     try:
         parts = urlsplit(url)
         _ = parts.port  # which may be no number, or too large
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
     except ValueError:
-        return False
-    return parts.scheme in ("http", "https") and bool(parts.hostname)
+        is_address = False
+    if "@" in (url.partition("//")[2] or url).partition("/")[0]:
+        raise ValueError(f"{name} has a user or password, which pages and results would show: give the address without it")
+    if not is_address:
+        raise ValueError(f"{name} must be an address such as http://localhost:8000, not {url!r}")

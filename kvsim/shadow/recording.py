@@ -35,6 +35,7 @@ class Recording:
         self._salt = salt
         self._note = note
         self._last_ms = 0.0
+        self._is_new = not path.exists()
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             self._size = os.fstat(self._file).st_size
@@ -70,7 +71,7 @@ class Recording:
         self.lines += 1
 
     def close(self) -> None:
-        """Bring the file to disk. Raises UsageError."""
+        """Bring the file to disk; one that was begun here and has no line is removed. Raises UsageError."""
         try:
             os.fsync(self._file)
         except OSError as error:
@@ -78,6 +79,8 @@ class Recording:
                 raise self._unwritable(error) from None
         finally:
             os.close(self._file)
+            if self._is_new and not self._size:
+                self.path.unlink(missing_ok=True)
 
     def _fields(self, request: LiveRequest) -> dict[str, Any]:
         self._last_ms = max(self._last_ms, round(request.arrival_s * 1000, 3))
@@ -86,7 +89,7 @@ class Recording:
             fields["block_size"] = self._page_tokens
             fields |= {"note": note} if (note := self._note()) else {}
         if request.session is not None:
-            fields["session_id"] = self._salt.number(request.session.encode())
+            fields["session_id"] = self._salt.number(request.session.encode("utf-8", "surrogatepass"))
         fields |= {"input_length": request.prompt_tokens, "output_length": request.output_tokens}
         return fields | {"hash_ids": self._ids(request.keys), BLOCKS_OF_ANSWER: self._ids(request.output_keys)}
 

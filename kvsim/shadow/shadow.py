@@ -1,5 +1,6 @@
 """Beside live engines: their trees, and ghost caches that serve the same requests."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from math import inf
 
@@ -66,10 +67,12 @@ class Shadow:
         """Those that send events, by name and rank."""
         self._served: dict[str, Said] = {}
         """Those whose requests are served, by name."""
-        self._lost_before: dict[str, int] = {}
-        """Batches lost of engines before the first event."""
+        self._lost_before: Counter[tuple[str, int | None]] = Counter()
+        """Batches lost of engines, by name and rank, before the first event; those of no rank are of all ranks."""
         self.on_request: Callable[[LiveRequest], None] | None = None
         """Called with each request that events have made."""
+        self.wants_more: Callable[[], bool] = lambda: True
+        """Whether requests that events make are still to be served."""
         self.events = self.requests = self.skipped = self.late = self.gaps = 0
         self.refused_batches = 0
         """Batches of events of more engines than are followed."""
@@ -94,13 +97,14 @@ class Shadow:
         self.gaps += 1
         found = self._ranks(engine, rank)
         if not found:
-            self._lost_before[engine] = self._lost_before.get(engine, 0) + batches
+            self._lost_before[engine, rank] += batches
         for live in found:
             live.lose(batches)
 
     def restarted(self, engine: str, rank: int | None = None) -> None:
         """Take note that an engine, or one rank of it, has started anew, with nothing cached."""
-        self._lost_before.pop(engine, None)
+        for key in [key for key in self._lost_before if key[0] == engine and rank in (None, key[1])]:
+            del self._lost_before[key]
         for live in self._ranks(engine, rank):
             live.restart()
 
@@ -121,7 +125,8 @@ class Shadow:
             live = LiveEngine(engine, rank, self.page_tokens, self._keys, self._from_events)
             self._engines[engine, rank] = live
             self._score(live)
-            if batches := self._lost_before.get(engine):
+            of_all = 0 if rank is None else self._lost_before[engine, None]
+            if batches := self._lost_before.pop((engine, rank), 0) + of_all:
                 live.lose(batches)
         return live
 
@@ -132,7 +137,7 @@ class Shadow:
             live.scorer = base.scorers[live.label] = Scorer(self._prompts[self.page_tokens].index, SCORED_WITHIN_S)
 
     def _from_events(self, request: LiveRequest) -> None:
-        if self.settings.requests_from_events:
+        if self.settings.requests_from_events and self.wants_more():
             if self.on_request is not None:
                 self.on_request(request)
             self.request(request)

@@ -187,6 +187,14 @@ def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         (("serve.events=127.0.0.1:5557",), "serve.events: an endpoint of KV events must begin with tcp://"),
         (("serve.events=tcp://127.0.0.1:5557", "serve.event_format=vlm"), "an encoding of KV events must be one of"),
         (("serve.events=tcp://127.0.0.1:*", "serve.api=openai"), "an engine behind the interface openai has no events"),
+        (
+            ("preset=vllm", "serve.events=tcp://127.0.0.1:*", "serve.self_describing=true"),
+            "serve.self_describing has no effect without a tier below the GPU",
+        ),
+        (
+            ("preset=sglang_hicache", "serve.events=tcp://127.0.0.1:*", "serve.self_describing=true"),
+            "serve.self_describing has no effect on events of sglang",
+        ),
         (("serve.tokenizer=nowhere",), "serve.tokenizer: nowhere/tokenizer.json does not exist"),
         (("serve.prot=1",), "serve.prot"),
         (("-m",), "-m: kvsim serve takes a single configuration"),

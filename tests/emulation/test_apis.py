@@ -1,17 +1,22 @@
 """The interfaces of emulated servers, as a client without kvsim meets them."""
 
+import asyncio
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import httpx
 import pytest
 
 from kvsim.emulation.apis.base import ApiSettings
+from kvsim.emulation.apis.merged import merged
 from kvsim.emulation.lengths import AnswerLengths
+from kvsim.emulation.served import Served
 from tests.reused_compositions import compositions_are_reused
 from tests.servers.emulated import Emulated, emulated
+from tests.workloads import make_request
 
 PROMPT = list(range(2000, 2040))
 CLIENT = httpx.Client(verify=False, trust_env=False, timeout=60.0)
@@ -98,6 +103,31 @@ def test_bad_requests_are_refused(vllm: Emulated, body: dict[str, object], probl
     error = reply.json()["error"]
     assert reply.status_code == error["code"] == 400 and problem in error["message"]
     assert error["type"] == "BadRequestError" and vllm.emulator.unfinished == 0
+
+
+@pytest.mark.parametrize(("least", "status"), [(5, 200), (16, 200), (17, 400)])
+def test_the_least_tokens_may_be_as_many_as_there_are_by_default(vllm: Emulated, least: int, status: int) -> None:
+    reply = CLIENT.post(f"{vllm.url}/v1/completions", json={"prompt": [1, 2], "min_tokens": least})
+    assert reply.status_code == status
+    assert status != 200 or reply.json()["usage"]["completion_tokens"] == 16
+
+
+def test_a_stream_of_several_answers_that_is_left_leaves_no_task() -> None:
+    async def left() -> int:
+        served = [Served(make_request([]), [1, 2, 3], 3) for _ in range(2)]
+        before = len(asyncio.all_tasks())
+        stream = merged(served)
+        asking = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        asking.cancel()
+        with suppress(asyncio.CancelledError):
+            await asking
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return len(asyncio.all_tasks()) - before
+
+    assert asyncio.run(left()) == 0
 
 
 def test_errors_have_sglangs_form(sglang: Emulated) -> None:

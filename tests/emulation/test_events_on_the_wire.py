@@ -78,7 +78,7 @@ async def heard(name: str, dialect: str, *, replays: bool) -> tuple[Lossy, Subsc
         emulator = Emulator(plan_named(name), 1e-9)
         feed = EventFeed(emulator, TELLERS[CACHES[name][0]], lossy.publish, lambda: float(emulator.cluster.env.now))
         replay = publisher.replay_endpoint if replays else None
-        async with Subscriber(lossy.endpoint, replay, tell=lambda _: None) as subscriber:
+        async with Subscriber(lossy.endpoint, replay, tell=lambda *_: None) as subscriber:
             stream = aiter(subscriber)
             await lossy.joined()
             serve_all(emulator, PROMPTS)

@@ -76,7 +76,7 @@ async def raw(**settings: Any) -> AsyncIterator[tuple[Raw, Subscriber, AsyncIter
     """A publisher by hand, its subscriber, what arrives, and the lines that the subscriber tells."""
     lines = list[str]()
     with Raw() as source:
-        async with Subscriber(source.endpoint, tell=lines.append, **settings) as subscriber:
+        async with Subscriber(source.endpoint, tell=lambda _, line: lines.append(line), **settings) as subscriber:
             await source.joined()
             yield source, subscriber, aiter(subscriber), lines
 
@@ -182,7 +182,7 @@ async def again(endpoint: str) -> Raw:
 def test_an_engine_that_comes_back_at_its_port_is_heard_again() -> None:
     async def test() -> None:
         with Raw() as source:
-            async with Subscriber(source.endpoint, tell=lambda _: None) as subscriber:
+            async with Subscriber(source.endpoint, tell=lambda *_: None) as subscriber:
                 stream = aiter(subscriber)
                 await source.joined()
                 for number in (0, 1):
@@ -268,7 +268,7 @@ def test_a_reader_that_is_too_slow_loses_messages_and_is_told() -> None:
         large = BlockRemoved(tuple(range(1 << 40, (1 << 40) + 1000)))
         async with (
             Publisher(DIALECTS["vllm"], ANY, high_water_mark=10) as publisher,
-            Subscriber(publisher.endpoint, high_water_mark=10, tell=lambda _: None) as subscriber,
+            Subscriber(publisher.endpoint, high_water_mark=10, tell=lambda *_: None) as subscriber,
         ):
             stream = aiter(subscriber)
             await met(publisher, stream)

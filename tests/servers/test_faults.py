@@ -203,6 +203,7 @@ def test_a_client_that_stands_still_notices() -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
+        ({"url": "http://me:secret@localhost:8000"}, "url has a user or password"),
         ({"url": "localhost:8000"}, "url must be an address such as"),
         ({"url": "http://127.0.0.1:99999"}, "url must be an address such as"),
         ({"url": "http://127.0.0.1:port"}, "url must be an address such as"),

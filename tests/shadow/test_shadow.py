@@ -33,6 +33,21 @@ def test_events_make_requests_that_the_ghosts_serve() -> None:
     assert (ghost.checked_requests, ghost.alike_requests, ghost.engine_points) == (2, 2, 0)
 
 
+def test_batches_lost_before_the_first_event_are_of_one_rank_once() -> None:
+    shadow = shadow_of()
+    shadow.lost("e", 3, rank=1)
+    for rank in (0, 1):
+        shadow.event("e", batch(0.0, stored("ab"), rank=rank))
+    assert [engine.lost_batches for engine in shadow.snapshot().engines] == [0, 3]
+    other = shadow_of()
+    other.lost("e", 3, rank=0)
+    other.lost("e", 2, rank=1)
+    other.restarted("e", rank=1)
+    for rank in (0, 1):
+        other.event("e", batch(0.0, stored("ab"), rank=rank))
+    assert [engine.lost_batches for engine in other.snapshot().engines] == [3, 0]
+
+
 def test_two_ranks_of_an_engine_have_a_tree_and_a_cache_each() -> None:
     shadow = shadow_of()
     for rank in (0, 1):

@@ -172,7 +172,7 @@ class Api(ABC):
 
     def _check(self, tokens: list[int], wanted: Wanted) -> None:
         most = 1 if wanted.most is None else wanted.most
-        if not tokens or not 1 <= most <= MAX_TOKENS or not 0 <= wanted.least <= most:
+        if not tokens or not 1 <= most <= MAX_TOKENS or not 0 <= wanted.least <= (wanted.most or wanted.default):
             raise BadRequest(400, f"a request needs a prompt, and an answer of 1 to {MAX_TOKENS} tokens")
         if min(tokens) < 0 or max(tokens) >= 1 << 63:
             raise BadRequest(400, "token ids must lie in 0 ... 2**63 - 1")

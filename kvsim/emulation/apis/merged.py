@@ -27,6 +27,7 @@ async def merged(served: Sequence[Served]) -> AsyncIterator[tuple[int, int, int]
             told = tokens
 
     tasks = [asyncio.create_task(follow(number)) for number in range(len(served))]
+    waits: asyncio.Task[tuple[int, int, int]] | None = None
     try:
         left = sum(len(one.answer) for one in served)
         while left:
@@ -42,5 +43,7 @@ async def merged(served: Sequence[Served]) -> AsyncIterator[tuple[int, int, int]
             else:
                 waits.cancel()
     finally:
+        if waits is not None:
+            waits.cancel()
         for task in tasks:
             task.cancel()

@@ -41,11 +41,14 @@ class Event(msgspec.Struct):
     choices: list[Choice] = []
     usage: Usage | None = None
     meta_info: Meta | None = None
+    index: int = 0
+    """Which answer an event of ``/generate`` is of, if there are several."""
     text: str | None = None
     output_ids: list[int] | None = None
+    error: Any = None
 
 
-_decode = msgspec.json.Decoder(Event).decode
+_decode = msgspec.json.Decoder(Event | list[Event]).decode
 
 
 class AnswerReader:
@@ -59,20 +62,27 @@ class AnswerReader:
         self._events = 0
         self._parts: list[str] = []
         self._ids: list[int] = []
-        self._is_known = bits != 0
-        """Whether all of the answer so far could be read."""
+        self._answers = 1
+        """Answers to one prompt, of OpenAI's interface, as far as they have come."""
+        self._is_readable = self._is_known = bits != 0
+        """Whether anything of it can be read, and whether all of it so far is known."""
+        self.has_begun = False
+        """Whether a token, or the whole answer, has come."""
+        self.has_failed = False
+        """Whether the server says in it that something was wrong."""
         self.usage: Usage | None = None
         self.meta: Meta | None = None
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes."""
-        if not self._is_known:
+        if not self._is_readable:
+            self.has_begun |= bool(data)
             return
         if self._decompress is not None:
             try:
                 data = self._decompress.decompress(data, LONGEST_BYTES)
             except zlib.error:
-                self._is_known = False
+                self._give_up()
                 return
         lines = [self._begun + data] if not self._is_stream else (self._begun + data).split(b"\n")
         self._begun = lines.pop()
@@ -80,7 +90,11 @@ class AnswerReader:
             if line.startswith(b"data:"):
                 self._take(line[5:].strip())
         if len(self._begun) > LONGEST_BYTES:
-            self._begun, self._is_known = b"", False
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Take nothing more of what cannot be read."""
+        self._begun, self._is_readable, self._is_known, self.has_begun = b"", False, False, True
 
     def end(self) -> None:
         """Take that nothing comes any more."""
@@ -89,11 +103,6 @@ class AnswerReader:
             self._take(rest.strip())
         elif rest.startswith(b"data:"):
             self._take(rest[5:].strip())
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether a token, or the whole answer, has come."""
-        return self._events > 0
 
     @property
     def text(self) -> str | None:
@@ -113,9 +122,10 @@ class AnswerReader:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens of the answer: by the server's count, or one for each event so far."""
+        """Tokens of the answer: by the server's count, or one for each event so far. The mean of several whose sum is told."""
         if self.usage is not None and self.usage.completion_tokens is not None:
-            return self.usage.completion_tokens
+            one = self._answers > 1 and len(self._ids)
+            return one or round(self.usage.completion_tokens / self._answers)
         if self.meta is not None:
             return self.meta.completion_tokens
         return len(self._ids) or self._events
@@ -132,23 +142,31 @@ class AnswerReader:
         if not content or content == b"[DONE]":
             return
         try:
-            event = _decode(content)
+            decoded = _decode(content)
         except (ValueError, RecursionError):
             self._is_known = False
             return
+        events = decoded if isinstance(decoded, list) else [decoded]
+        self.has_begun |= any(event.choices or event.meta_info is not None for event in events)
+        self.has_failed |= any(event.error is not None for event in events)
+        for event in events[:1]:  # the others are of other answers
+            self._take_event(event)
+
+    def _take_event(self, event: Event) -> None:
         self.usage = event.usage or self.usage
         for choice in event.choices:
+            self._answers = max(self._answers, choice.index + 1)
             if choice.index == 0:
                 self._take_choice(choice)
-        if event.meta_info is not None:
+        if event.meta_info is not None and event.index == 0:
             self._take_generated(event, event.meta_info)
 
     def _take_choice(self, choice: Choice) -> None:
         message = choice.delta or choice.message
-        if message is not None and not message.is_plain:
-            self._is_known = False
+        is_plain = message is None or message.is_plain
+        self._is_known &= is_plain
         text = choice.text if message is None else message.content
-        self._events += bool(text)
+        self._events += bool(text) or not is_plain
         self._parts += [text] if text else []
         self._ids += choice.token_ids or []
 

@@ -30,11 +30,20 @@ class Exchange:
     """The server's answer; 0 before it."""
     answer: AnswerReader = field(default_factory=AnswerReader)
     has_ended: bool = False
+    is_complete: bool = False
+    """Whether all of the answer has passed."""
 
     @property
     def was_served(self) -> bool:
-        """Whether the server has computed the prompt."""
-        return self.status == 200 and self.answer.has_begun
+        """Whether the server has computed the prompt or, if there is no answer yet, can be taken to do so."""
+        if not self.status:
+            return not self.has_ended
+        return self.status == 200 and (self.answer.has_begun or not self.has_ended or self._is_unread)
+
+    @property
+    def _is_unread(self) -> bool:
+        """Whether it is an answer, though nothing that is known of answers was in it."""
+        return self.is_complete and not self.answer.has_failed
 
     def requests(self, prompts: Prompts) -> Iterator[LiveRequest]:
         """Yield the requests that it is, one for each prompt. Raises TraceError for a body that cannot be read."""
@@ -131,8 +140,6 @@ class InOrder:
 
     def __init__(self, patience_s: float) -> None:
         self.patience_s = patience_s
-        self.cut_short = 0
-        """Exchanges that were taken before their end."""
         self._waiting: deque[Exchange] = deque()
 
     def add(self, exchange: Exchange) -> None:
@@ -143,7 +150,6 @@ class InOrder:
         """Yield the exchanges whose turn it is."""
         waiting = self._waiting
         while waiting and (waiting[0].has_ended or now_s - waiting[0].arrival_s >= self.patience_s):
-            self.cut_short += not waiting[0].has_ended
             yield waiting.popleft()
 
     @property

@@ -59,7 +59,7 @@ class Feed:
         self._jobs: queue.Queue[tuple[Job, int] | None] = queue.Queue(MOST_JOBS)
         self._taken_bytes, self._done_bytes = 0, 0  # each is written by one thread
         self._has_enough = Event()
-        shadow.on_request = self.record
+        shadow.on_request, shadow.wants_more = self.record, lambda: not self._has_enough.is_set()
         self._thread = Thread(target=self._work, name="kvsim shadow", daemon=True)
 
     # --- called by the loop --------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from pathlib import Path
 from kvsim.kv_events.codec import decode
 from kvsim.kv_events.messages import EventBatch, EventError
 from kvsim.kv_events.recorded import Message, read_recorded
-from kvsim.kv_events.subscriber import Received, Subscriber
+from kvsim.kv_events.subscriber import LOST, MALFORMED, RESTARTED, Received, Subscriber
 from kvsim.shadow.sources.base import Source
 from kvsim.shadow.sources.feed import Feed, Job
 
@@ -27,8 +27,8 @@ class LiveEvents(Source):
 
     async def start(self, feed: Feed) -> str:
         self._feed = feed
-        kinds = partial(feed.tell, f"events of {self.address}")
-        self._subscriber = Subscriber(self.address, self._replay, topic=self._topic, ranks=self._ranks, tell=kinds)
+        tell = partial(tell_of_events, feed, self.address)
+        self._subscriber = Subscriber(self.address, self._replay, topic=self._topic, ranks=self._ranks, tell=tell)
         await self._subscriber.__aenter__()
         return f"listens to {', '.join(self._subscriber.endpoints)}"
 
@@ -75,14 +75,27 @@ class RecordedEvents(Source):
         try:
             batch = decode(message.payload)
         except EventError as error:
-            self._feed.tell(f"events of {self.path}", f"{self.path}: a malformed message is skipped: {error}")
+            self._tell(MALFORMED, f"a malformed message is skipped: {error}")
             return []
         self._last[message.rank, message.topic] = message.sequence
         restarted = message.sequence <= last
         missed = 0 if restarted else message.sequence - last - 1
+        if restarted:
+            self._tell(RESTARTED, f"the engine has restarted: sequence number {message.sequence} after {last}")
+        if missed:
+            self._tell(LOST, f"{missed} messages before sequence number {message.sequence} are lost")
         if batch.rank is None:
             batch = batch._replace(rank=message.rank)
         return jobs_of(self._feed, self.path.name, batch, missed, restarted=restarted)
+
+    def _tell(self, kind: str, line: str) -> None:
+        assert self._feed is not None
+        tell_of_events(self._feed, str(self.path), kind, f"{self.path}: {line}")
+
+
+def tell_of_events(feed: Feed, source: str, kind: str, line: str) -> None:
+    """Say what is wrong with the events of a source, if it is the first of its kind there."""
+    feed.tell(f"events of {source}: {kind}", line)
 
 
 def jobs_of(feed: Feed, engine: str, batch: EventBatch, missed: int, *, restarted: bool) -> list[Job]:

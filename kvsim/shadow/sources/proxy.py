@@ -25,6 +25,7 @@ KEEP_S = 2.0
 just when it is used."""
 RESETS = ("/reset_prefix_cache", "/flush_cache")
 """Paths that empty the cache of vLLM and SGLang."""
+UNENDED = "the request counts, with as much of its answer as had come"
 LOOK_S = 0.5
 """How often it is seen whether a request waits too long for an earlier one."""
 CUT_S = 0.01
@@ -109,6 +110,10 @@ class Proxy(Source):
     # --- passing on ----------------------------------------------------------------------------------------------------------
 
     async def _pass(self, request: "web.BaseRequest") -> "web.StreamResponse":
+        from aiohttp import web
+
+        if not request.raw_path.startswith("/"):  # it would name another server
+            return web.Response(status=400, text="the proxy passes on requests for paths only\n")
         exchange, body = await self._received(request)
         self._active += 1
         try:
@@ -165,6 +170,8 @@ class Proxy(Source):
                     if exchange is not None:
                         exchange.answer.feed(part)
                 await passed.write_eof()
+                if exchange is not None:
+                    exchange.is_complete = True
                 if request.path in RESETS and answer.status == 200:
                     self._order.add(Exchange(self._now_s(), request.path, b"", has_ended=True))
                 return passed
@@ -209,6 +216,8 @@ class Proxy(Source):
             self._was_reset |= exchange.path in RESETS
             if not exchange.was_served:
                 continue
+            if not exchange.has_ended:
+                self._feed.tell("patience", f"no whole answer within shadow.patience_s={self._order.patience_s:g}: {UNENDED}")
             if self._feed.put(partial(self._read, exchange, after_reset=self._was_reset), len(exchange.body)):
                 self._was_reset = False
             else:

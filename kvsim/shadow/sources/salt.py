@@ -50,7 +50,7 @@ class Salt:
 
     def chain(self, blocks: Iterable[int], scope: str = "") -> list[bytes]:
         """Return a key for each block, of its id and the keys before it; ids in different scopes share none."""
-        key, keys = self.key(scope.encode()), []
+        key, keys = self.key(scope.encode("utf-8", "surrogatepass")), []
         for block in blocks:
             key = self.key(key + block.to_bytes(block.bit_length() // 8 + 1, "big", signed=True))
             keys.append(key)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvsim.numbers import MOST_SECONDS, Real, Whole, check_settings
-from kvsim.servers.settings import is_address
+from kvsim.servers.settings import check_address
 
 PORTS = Whole(0, 65535)
 NEEDS = {
@@ -13,6 +13,8 @@ NEEDS = {
     "replay": ("events",), "ranks": ("events",), "topic": ("events",),
 }  # fmt: skip
 """Settings, and those of which one must be set for them to have an effect."""
+OF_LIVE_EVENTS = ("replay", "ranks", "topic")
+"""Settings without effect on events that were recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,9 @@ class SourceSettings:
         self._check_sources()
         if self.replay and len(self.replay) != len(self.events):
             raise ValueError(f"replay must name an address for each of events, {len(self.events)}, not {len(self.replay)}")
+        for address, replay in zip(self.events, self.replay, strict=False):
+            if replay and Path(address) in self.recorded and len(self.recorded) < len(self.events):
+                raise ValueError(f"replay has no effect on the recorded events {address}: leave its place empty")
         if self.record is not None and self.record.endswith((".gz", ".zst")):
             raise ValueError(f"record must not end in .gz or .zst, as {self.record}: lines are appended one by one")
         if self.salt_file is not None and self.record is None:
@@ -75,13 +80,15 @@ class SourceSettings:
         for name, needed in NEEDS.items():
             if name in names and all(getattr(self, one) in (None, []) for one in needed):
                 raise ValueError(f"{name} has no effect without {' or '.join(needed)}: leave it out")
+            if name in names and name in OF_LIVE_EVENTS and len(self.recorded) == len(self.events) > 0:
+                raise ValueError(f"{name} has no effect on recorded events: leave it out")
 
     def _check_sources(self) -> None:
         """Raise ValueError for sources that exclude each other, or of which a part is missing."""
         if (self.listen is None) != (self.server is None):
             raise ValueError("listen=PORT and server=URL belong together: the proxy listens on the port and asks the server")
-        if self.server is not None and not is_address(self.server):
-            raise ValueError(f"server must be an address such as http://localhost:8000, not {self.server!r}")
+        if self.server is not None:
+            check_address("server", self.server)
         if self.log is not None and self.listen is not None:
             raise ValueError("log and listen exclude each other: requests come from the one or the other")
         if not (self.events or self.log or self.listen is not None):

@@ -91,6 +91,39 @@ def test_sglangs_stream_repeats_the_answer_so_far_or_adds_to_it(is_whole: bool) 
     assert told(read(stream)) == ("abc", [1, 2, 3], 9, 3, 4)
 
 
+def test_of_several_answers_of_sglang_the_first_is_read() -> None:
+    both = [{"text": text, "output_ids": ids, "meta_info": meta(2)} for text, ids in (("ab", [1, 2]), ("xy", [8, 9]))]
+    whole = read(json.dumps(both).encode(), "application/json")
+    assert told(whole) == ("ab", [1, 2], 9, 2, 4) and whole.has_begun
+    stream = [
+        {"index": index, "text": text, "output_ids": ids, "meta_info": meta(len(ids))}
+        for index, text, ids in ((1, "x", [8]), (0, "a", [1]), (0, "ab", [1, 2]), (1, "xyz", [8, 9, 7]))
+    ]
+    assert told(read(events(*stream))) == ("ab", [1, 2], 9, 2, 4)
+    assert read(events(stream[0])).has_begun
+
+
+def test_of_several_answers_whose_sum_is_told_one_is_the_mean() -> None:
+    choices = [{"index": index, "text": "a"} for index in range(3)]
+    body = {"choices": choices, "usage": {"prompt_tokens": 40, "completion_tokens": 24}}
+    assert told(read(json.dumps(body).encode(), "application/json")) == ("a", [], 40, 8, None)
+    assert told(read(events(*({"choices": [one]} for one in choices), {"choices": [], "usage": body["usage"]})))[3] == 8
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "tool_calls"])
+def test_an_answer_without_text_has_begun_and_its_tokens_are_known(field: str) -> None:
+    reader = read(
+        events({"choices": [{"delta": {"content": None, field: [{"a": 1}]}}]}, {"choices": [], "usage": USAGE}),
+        cuts=[30],
+    )
+    assert reader.has_begun and told(reader) == (None, [], 40, 3, 16)
+
+
+def test_an_answer_that_is_an_error_has_not_begun() -> None:
+    reader = read(events({"error": {"message": "too long"}}))
+    assert reader.has_failed and not reader.has_begun
+
+
 def test_a_line_that_never_ends_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "LONGEST_BYTES", 100)
     reader = AnswerReader(SSE)

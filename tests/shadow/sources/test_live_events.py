@@ -59,7 +59,19 @@ def test_gaps_restarts_and_malformed_messages_of_a_recording_are_told(tmp_path: 
         shadow.join()
     seen = shadow.shadow.snapshot()
     assert seen.gaps == 1 and seen.engines[0].lost_batches == 4 and seen.engines[0].pages == {} and seen.engines[0].known
-    assert len(shadow.lines) == 1 and "a malformed message is skipped" in shadow.lines[0]
+    lost, malformed, restarted = shadow.lines
+    assert "4 messages before sequence number 5 are lost" in lost and "a malformed message is skipped" in malformed
+    assert "the engine has restarted: sequence number 0 after 5" in restarted
+    assert sorted(shadow.feed.problems.values()) == [1, 1, 1]
+
+
+def test_no_more_requests_are_taken_from_events_than_wanted(tmp_path: Path) -> None:
+    many = [batch(100.0 + number, stored(text)) for number, text in enumerate(("abcd", "efgh", "ijkl", "mnop"))]
+    for batches in (many, [batch(100.0, *(event for one in many for event in one.events))]):  # all at once, and at the end
+        record = tmp_path / f"{len(batches)}.jsonl"
+        with shadowing(recorded(tmp_path / "events.gz", list(enumerate(batches))), PLAN, record=record, most=2) as shadow:
+            shadow.join()
+        assert shadow.shadow.requests == shadow.feed.seen == len(record.read_text().splitlines()) == 2
 
 
 def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import re
 import socket
 import time
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -313,3 +313,62 @@ def test_a_long_answer_does_not_hold_up_those_behind_it(monkeypatch: pytest.Monk
         goes_on.set()
         list(parts)
     assert shadow.shadow.requests == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "answer", "encoding"),
+    [
+        ("/generate", {"input_ids": [DOC, [5] * 33]}, [{"text": "a", "meta_info": {"prompt_tokens": 64}}] * 2, ""),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "Why?"}]},
+            {"choices": [{"message": {"content": None, "tool_calls": [{"id": "a"}]}}]},
+            "",
+        ),
+        ("/v1/completions", ASKED, "packed", "br"),
+        ("/v1/completions", ASKED, "packed", "zstd"),
+    ],
+    ids=["list", "tools", "br", "zstd"],
+)
+def test_what_was_answered_is_a_request_whatever_the_answer(path: str, asked: Any, answer: Any, encoding: str) -> None:
+    def script(connection: socket.socket) -> None:
+        request_of(connection)
+        head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Encoding: %b\r\n\r\n" % encoding.encode()
+        connection.sendall(head + json.dumps(answer).encode())
+
+    with scripted(script) as server, shadowing(proxy(server)) as shadow:
+        body = json.dumps(asked).encode()
+        head = b"POST %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body))
+        assert raw(shadow.url, head + body).startswith(b"HTTP/1.1 200")
+    assert shadow.shadow.requests == (2 if path == "/generate" else 1) and shadow.lines == []
+
+
+def test_an_error_in_an_answer_is_no_request() -> None:
+    def script(connection: socket.socket) -> None:
+        request_of(connection)
+        connection.sendall(STREAM + chunk(event({"error": {"message": "too long"}})) + b"0\r\n\r\n")
+
+    with scripted(script) as server, shadowing(proxy(server)) as shadow:
+        assert httpx.post(shadow.url + "/v1/completions", json=ASKED).status_code == 200
+    assert shadow.shadow.requests == 0
+
+
+def test_a_request_counts_though_its_answer_takes_longer_than_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvsim.shadow.sources.proxy.LOOK_S", 0.02)
+    goes_on = Event()
+
+    def script(connection: socket.socket) -> None:
+        request_of(connection)
+        assert goes_on.wait(10)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+
+    with scripted(script) as server, shadowing(proxy(server, patience_s=0.1)) as shadow:
+        asking = Thread(target=lambda: httpx.post(shadow.url + "/v1/completions", json=ASKED))
+        asking.start()
+        until = time.monotonic() + 10
+        while shadow.shadow.requests < 1 and time.monotonic() < until:
+            time.sleep(0.01)
+        goes_on.set()
+        asking.join(10)
+    assert shadow.shadow.requests == 1 and shadow.feed.problems == {"patience": 1}
+    assert "shadow.patience_s=0.1" in shadow.lines[0]

@@ -4,6 +4,7 @@ import json
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -79,6 +80,27 @@ def test_what_is_no_request_reaches_nobody(request_bytes: bytes) -> None:
         assert answer == b"" or b" 400 " in answer.split(b"\r\n")[0]
         assert httpx.get(shadow.url + "/health").status_code == 200
     assert server.served == [] and shadow.shadow.requests == 0
+
+
+@pytest.mark.parametrize(
+    "line", [b"CONNECT @127.0.0.1:9", b"CONNECT 127.0.0.1:443", b"OPTIONS *", b"GET http://127.0.0.1:9/y", b"GET @127.0.0.1:9/y"]
+)
+def test_what_names_another_server_reaches_nobody(line: bytes) -> None:
+    with emulated(PLAIN) as server, shadowing(proxy(server.url)) as shadow:
+        answer = raw(shadow.url, line + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert b" 400 " in answer.split(b"\r\n")[0]
+        assert httpx.post(shadow.url + "/v1/completions", json=ASKED, timeout=20).status_code == 200
+    assert len(server.served) == 1 and shadow.shadow.requests == 1 and shadow.lines == [] and shadow.error is None
+
+
+def test_a_session_that_is_no_text_is_a_session(tmp_path: Path) -> None:
+    record = tmp_path / "trace.jsonl"
+    body = json.dumps({**ASKED, "session_id": "\ud800", "cache_salt": "\udfff"}).encode()
+    with emulated(PLAIN, speed=1000.0) as server, shadowing(proxy(server.url), record=record) as shadow:
+        httpx.post(shadow.url + "/v1/completions", content=body, timeout=20)
+        httpx.post(shadow.url + "/v1/completions", json=ASKED, headers={b"X-Session-ID": b"\xff"}, timeout=20)
+    assert shadow.error is None and shadow.lines == []
+    assert "session_id" in record.read_text().splitlines()[-1]
 
 
 def test_a_client_that_leaves_within_its_request_reaches_nobody() -> None:
