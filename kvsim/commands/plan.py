@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from kvsim.errors import NoEffect, PolicyFailed, UsageError
 from kvsim.files.locking import Lock
 from kvsim.plans.build import build_run, check_output
 from kvsim.plans.combinations import check_objectives
-from kvsim.plans.command_settings import PlanSettings
+from kvsim.plans.command_settings import PlanSettings, SaturateSettings
 from kvsim.plans.construct import construct
 from kvsim.plans.plan import Plan
 from kvsim.report.folder import write_run
@@ -82,7 +82,9 @@ def start(asked: Asked) -> None:
     """Find the cheapest configuration, write the folder, print the table. Raises UsageError, and NothingHolds."""
     check_run_here(asked)
     settings = construct(PlanSettings, OmegaConf.to_container(asked.config.plan, resolve=True), "plan")
-    check_objectives(construct(Slo, OmegaConf.to_container(asked.config.slo, resolve=True), "slo"), "plan")
+    slo = construct(Slo, OmegaConf.to_container(asked.config.slo, resolve=True), "slo")
+    saturate = construct(SaturateSettings, OmegaConf.to_container(asked.config.saturate, resolve=True), "saturate")
+    check_objectives(slo, "plan")
     if settings.prices is None:
         raise UsageError("prices is missing: set prices=FILE, a YAML file with your prices; see docs/guides/plan.md")
     _check_own(asked, settings.prices)
@@ -91,7 +93,7 @@ def start(asked: Asked) -> None:
     folder = Path(str(asked.config.output))
     check_output(folder)
     with Lock(folder):
-        found = _Search(asked, prices, folder)
+        found = _Search(asked, prices, folder, slo, saturate)
         record = found.run(settings.beyond)
         write_plan(folder, record)
     console = Console()
@@ -111,8 +113,9 @@ def _check_own(asked: Asked, path: str) -> None:
 class _Search:
     """The candidates of a command line, and what is known of them."""
 
-    def __init__(self, asked: Asked, prices: Prices, folder: Path) -> None:
+    def __init__(self, asked: Asked, prices: Prices, folder: Path, slo: Slo, saturate: SaturateSettings) -> None:
         self.asked, self.prices, self.folder = asked, prices, folder
+        self.slo, self.attainment = slo, saturate.attainment
         self.compositions = Compositions(asked.loader, asked.config_name)
         try:
             every = candidates(prices, asked.overrides, self.compositions)
@@ -131,18 +134,21 @@ class _Search:
         return build_run(config, command="plan", overrides=one.lines, choices=choices)
 
     def run(self, beyond: float | None) -> RunRecord:
-        """Try the candidates, and return the content of ``plan.json``."""
+        """Try the candidates, and return the content of ``plan.json``. Raises UsageError if one mistake keeps all from running."""
         able = [at for at in range(len(self.found)) if at not in self.planned.refused]
+        if not able and len({str(error) for error in self.planned.refused.values()}) == 1:
+            raise next(iter(self.planned.refused.values()))
         first = self.plan(self.found[able[0]]) if able else None
+        is_certain = first is not None and not any(request.persistent for request in load_trace(first)[0].requests)
         begin_folder(self.folder, {"command": "simulate", "command_line": self.command_line, "swept": []})
         ended = search(
             self.found,
             self.plan,
             self.attempt,
             refused=dict(self.planned.refused),
-            attainment=self.asked.config.saturate.attainment,
+            attainment=self.attainment,
             beyond=beyond,
-            is_certain=first is not None and not any(request.persistent for request in load_trace(first)[0].requests),
+            is_certain=is_certain,
         )
         return self.describe(ended)
 
@@ -197,7 +203,7 @@ class _Search:
             "versions": installed_versions(),
             "seed": self.asked.config.seed,
             "config": {} if known is None else known.config,
-            "slo": {**OmegaConf.to_container(self.asked.config.slo), "attainment": self.asked.config.saturate.attainment},  # type: ignore[dict-item]
+            "slo": {**asdict(self.slo), "attainment": self.attainment},
             "price_unit": self.prices.listed.unit,
             "candidates": [_candidate(one) for one in ended],
             "cheapest": best,

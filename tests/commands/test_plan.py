@@ -196,7 +196,13 @@ def test_a_policy_that_changes_nothing_is_left_out_once(folder: Path, capsys: py
         (("trace.rate=1", "saturate.rate=2"), "trace.rate has no effect with saturate.rate"),
         (("-m",), "-m: kvsim plan takes a single configuration"),
         (("prices=other.yaml",), "other.yaml"),
-        (("trace.path=none.jsonl",), "none.jsonl"),
+        (("trace.path=none.jsonl",), "none.jsonl: cannot be read"),
+        (("page_tokens=0",), "page_tokens must be at least 1"),
+        (("model=hf", "model.path=No/Such"), "model.path: No/Such"),
+        (("saturate.attainment=2",), "saturate.attainment must be"),
+        (("saturate.attainment=abc",), "saturate.attainment: Value 'abc'"),
+        (("hardware.flops_efficiency=5",), "hardware.flops_efficiency must be"),
+        (("slo.ttft_s=2sec",), "slo.ttft_s: 2sec is not a time"),
         (("placement=write_back",), "placement has no effect"),
         (("timeline=true",), "timeline has no effect on kvsim plan"),
     ],
@@ -207,7 +213,7 @@ def test_mistakes_are_found_before_any_run(
     assert plan(*arguments) == 2
     line = capsys.readouterr().err
     assert line.startswith("kvsim: ") and expected in line and line.count("\n") == 1
-    assert not list(folder.glob("out/*/result.json"))
+    assert not (folder / "out").exists()
 
 
 def test_a_policy_that_there_is_not_is_told_with_the_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,6 +224,14 @@ def test_a_policy_that_there_is_not_is_told_with_the_file(folder: Path, capsys: 
         line.startswith("kvsim: prices.yaml: eviction=slur: there is no such choice; did you mean slru?")
         and line.count("\n") == 1
     )
+
+
+def test_a_drive_is_chosen_for_the_configurations_that_have_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drives = "drives: {x: {price: 1, capacity: 1GiB}}\nchoices: {cpu: [1GiB], drives: [none, x]}"
+    (folder / "prices.yaml").write_text(f"per: hour\ngpus: {{fast: 1}}\ncpu_gib: 0\n{drives}\n")
+    assert plan("slo.ttft_s=800ms", "drive=pm9a3", "plan.beyond=null") == 0
+    assert outcomes(record()) == [(1.0, "fast", 1, "holds"), (2.0, "fast", 1, "holds")] and record()["slo"]["ttft_s"] == 0.8
+    assert "drive=pm9a3 is left out in 1 of 2 jobs" in capsys.readouterr().out
 
 
 def test_settings_of_plan_have_no_effect_on_other_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,11 @@
 
 import pytest
 
+from kvsim.emulation.settings import ServeSettings
 from kvsim.errors import UsageError
+from kvsim.plans.construct import construct
 from kvsim.plans.units import quantity, with_numbers
+from kvsim.shadow.sources.settings import SourceSettings
 from tests.composing import plan
 
 
@@ -58,3 +61,10 @@ def test_a_run_with_units_is_the_run_with_the_numbers() -> None:
 def test_a_prefix_alone_is_offered_both_units() -> None:
     with pytest.raises(UsageError, match=r"'G' is not a unit of capacity; did you mean GiB or GB\?"):
         plan("tiers.gpu.capacity=40G")
+
+
+def test_settings_of_a_command_may_have_units_too() -> None:
+    assert construct(ServeSettings, {"drain_s": "2s"}, "serve").drain_s == 2
+    assert construct(SourceSettings, {"log": "x.jsonl", "every_s": "500ms"}, "shadow").every_s == 0.5
+    with pytest.raises(UsageError, match=r"serve\.drain_s: 2sec is not a time"):
+        construct(ServeSettings, {"drain_s": "2sec"}, "serve")

@@ -56,7 +56,9 @@ def test_a_sweep_writes_one_table_and_one_page(folder: Path, capsys: pytest.Capt
         settings = [SMALL[0], f"tiers.gpu.capacity={capacity}", "eviction=belady", "output=bound"]
         assert main(["replay", *settings]) == 0
         assert json.loads(Path("bound/result.json").read_text())["hit_rate"] == float(rate)
-    assert "<title>kvsim: 4 runs</title>" in (folder / "sweep" / "report.html").read_text()
+    assert (
+        "<title>llama3_8b, synthetic: 4 runs by gpu capacity, eviction</title>" in (folder / "sweep" / "report.html").read_text()
+    )
     shown = capsys.readouterr().out
     assert [line.split()[0] for line in shown.splitlines() if line.startswith(("no cache", "belady ", "unlimited "))] == [
         "no", "belady", "belady", "unlimited",
