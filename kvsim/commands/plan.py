@@ -34,7 +34,7 @@ from kvsim.settings.configuration import Asked, check_run_here
 from kvsim.settings.sources import flags
 from kvsim.settings.unused_settings import keys_of
 from kvsim.sweeps.composition import Compositions
-from kvsim.sweeps.engine_flags import Setup, starts
+from kvsim.sweeps.engine_flags import Setup, starts, without_server
 from kvsim.sweeps.folder import begin_folder, index_of, place_job
 from kvsim.sweeps.planning import Planned
 from kvsim.sweeps.prices import OWN, Prices, read_prices
@@ -130,11 +130,13 @@ class _Search:
 
     def plan(self, one: Candidate) -> Plan:
         """Make the plan of a candidate. Raises UsageError."""
+        if one.problem:
+            raise UsageError(one.problem)
         config, choices = self.compositions.compose(one.lines)
         return build_run(config, command="plan", overrides=one.lines, choices=choices)
 
     def run(self, beyond: float | None) -> RunRecord:
-        """Try the candidates, and return the content of ``plan.json``. Raises UsageError if one mistake keeps all from running."""
+        """Try the candidates, and return the content of ``plan.json``. Raises UsageError if one reason keeps all from running."""
         able = [at for at in range(len(self.found)) if at not in self.planned.refused]
         if not able and len({str(error) for error in self.planned.refused.values()}) == 1:
             raise next(iter(self.planned.refused.values()))
@@ -195,6 +197,8 @@ class _Search:
         best = cheapest(ended)
         winner = None if best is None else ended[best]
         known = next((one.plan for one in (*([winner] if winner else []), *ended) if one.plan is not None), None)
+        setup = None if winner is None else _setup(winner)
+        misplaced = [] if setup is None else without_server(setup)
         record = {
             "schema": SCHEMA,
             "command": "plan",
@@ -209,17 +213,23 @@ class _Search:
             "cheapest": best,
             "routing": None if winner is None or winner.plan is None else winner.plan.choices.get("routing"),
             "simulate": None if winner is None else self.simulation(winner.candidate),
-            "start": [] if winner is None else self.start_up(winner),
-            "notes": [*self.notes, *_notes(ended), *([] if winner is None or not winner.result else winner.result["warnings"])],
+            "start": [] if setup is None else starts(setup),
+            "notes": [
+                *self.notes,
+                *_notes(ended),
+                *misplaced,
+                *([] if winner is None or not winner.result else winner.result["warnings"]),
+            ],
         }
         return {name: plain(value) for name, value in record.items()}
 
-    def start_up(self, winner: Ended) -> list[dict[str, Any]]:
-        """Return how to start an engine of the cheapest configuration."""
-        plan, one = winner.plan, winner.candidate
-        assert plan is not None
-        per_host = plan.layout.engines // len(set(plan.layout.hosts))
-        return starts(Setup(plan=plan, cpu_bytes=one.cpu_bytes // per_host, disk_bytes=one.disk_bytes // per_host))
+
+def _setup(winner: Ended) -> Setup:
+    """Return what an engine of the cheapest configuration has."""
+    plan, one = winner.plan, winner.candidate
+    assert plan is not None
+    per_host = plan.layout.engines // len(set(plan.layout.hosts))
+    return Setup(plan=plan, cpu_bytes=one.cpu_bytes // per_host, disk_bytes=one.disk_bytes // per_host)
 
 
 def _is_of(line: str, names: Sequence[str]) -> bool:

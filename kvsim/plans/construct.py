@@ -35,8 +35,8 @@ RENAMED = {
 def construct(kind: type[T], node: Any, key: str) -> T:
     """Build an object from the node at ``key``: of the class named by its ``_target_``, or of ``kind`` itself.
 
-    The class must be a dataclass; its fields are the settings, of which quantities may have a unit. Raises UsageError for unknown,
-    missing or invalid settings.
+    The class must be a dataclass; its fields are the settings, and quantities among them may have a unit. Raises UsageError for
+    unknown, missing or invalid settings.
     """
     if not isinstance(node, dict):
         raise UsageError(f"{key}={node}: choose one by name, {key}=NAME" if node else f"{key} is missing: set {key}=NAME")

@@ -234,6 +234,25 @@ def test_a_drive_is_chosen_for_the_configurations_that_have_one(folder: Path, ca
     assert "drive=pm9a3 is left out in 1 of 2 jobs" in capsys.readouterr().out
 
 
+def test_a_drive_of_the_catalogue_is_that_drive(folder: Path) -> None:
+    drives = "drives: {pm9a3: {price: 1, capacity: 1GiB}}\nchoices: {cpu: [1GiB], drives: [pm9a3]}"
+    (folder / "prices.yaml").write_text(f"per: hour\ngpus: {{fast: 1}}\ncpu_gib: 0\n{drives}\n")
+    assert plan() == 0
+    config = json.loads(Path("out", "0", "result.json").read_text())["config"]
+    assert config["hardware"]["disk_read_bytes_per_s"] == 6.5e9 and config["hardware"]["disk_latency_s"] == 1e-4
+
+
+def test_a_host_has_no_more_gpus_than_the_file_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two engines of four GPUs on each host of four would be charged half of the CPU memory."""
+    choices = "choices: {engines: [2], gpus_per_engine: [2, 4], cpu: [1GiB]}"
+    (folder / "prices.yaml").write_text(f"per: hour\ngpus_per_host: 4\ngpus: {{fast: 1}}\ncpu_gib: 1\n{choices}\n")
+    assert plan("cluster.engines_per_host=2") == 0
+    found = record()
+    assert outcomes(found) == [(5.0, "fast", 2, "holds"), (9.0, "fast", 2, "cannot run")]
+    reason = "cluster.engines_per_host: 2 engines of 4 GPUs need 8 on a host, and gpus_per_host is 4"
+    assert found["candidates"][1]["reason"] == reason
+
+
 def test_settings_of_plan_have_no_effect_on_other_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "plan.beyond=1"]) == 2
     assert "plan.beyond has no effect on kvsim simulate" in capsys.readouterr().err
