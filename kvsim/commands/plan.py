@@ -90,6 +90,7 @@ def start(asked: Asked) -> None:
     _check_own(asked, settings.prices)
     with read_yaml_fast():
         prices = read_prices(Path(settings.prices))
+    _check_drive(asked, settings.prices, prices)
     folder = Path(str(asked.config.output))
     check_output(folder)
     with Lock(folder):
@@ -108,6 +109,13 @@ def _check_own(asked: Asked, path: str) -> None:
     keys = keys_of(asked.overrides)
     if key := next((key for key in OWN if key in keys), None):
         raise UsageError(f"{key}: leave it out: {path} chooses what costs money, and what has no price there cannot be chosen")
+
+
+def _check_drive(asked: Asked, path: str, prices: Prices) -> None:
+    """Raise UsageError for a drive of the catalogue beside one that the file of prices chooses."""
+    names = [name for name in prices.choices.drives if f"drive={name}" in prices.drives[name].lines]
+    if names and "drive" in keys_of(asked.overrides):
+        raise UsageError(f"drive: leave it out: {path} chooses {', '.join(names)}, whose rates are known by that name")
 
 
 class _Search:

@@ -234,12 +234,14 @@ def test_a_drive_is_chosen_for_the_configurations_that_have_one(folder: Path, ca
     assert "drive=pm9a3 is left out in 1 of 2 jobs" in capsys.readouterr().out
 
 
-def test_a_drive_of_the_catalogue_is_that_drive(folder: Path) -> None:
+def test_a_drive_of_the_catalogue_is_that_drive(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drives = "drives: {pm9a3: {price: 1, capacity: 1GiB}}\nchoices: {cpu: [1GiB], drives: [pm9a3]}"
     (folder / "prices.yaml").write_text(f"per: hour\ngpus: {{fast: 1}}\ncpu_gib: 0\n{drives}\n")
     assert plan() == 0
     config = json.loads(Path("out", "0", "result.json").read_text())["config"]
     assert config["hardware"]["disk_read_bytes_per_s"] == 6.5e9 and config["hardware"]["disk_latency_s"] == 1e-4
+    assert plan("drive=micron_9550") == 2
+    assert "drive: leave it out: prices.yaml chooses pm9a3" in capsys.readouterr().err
 
 
 def test_a_host_has_no_more_gpus_than_the_file_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
