@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from kvsim.errors import NoEffect, PolicyFailed, UsageError
 from kvsim.files.locking import Lock
 from kvsim.plans.build import build_run, check_output
 from kvsim.plans.combinations import check_objectives
-from kvsim.plans.command_settings import PlanSettings
+from kvsim.plans.command_settings import PlanSettings, SaturateSettings
 from kvsim.plans.construct import construct
 from kvsim.plans.plan import Plan
 from kvsim.report.folder import write_run
@@ -34,7 +34,7 @@ from kvsim.settings.configuration import Asked, check_run_here
 from kvsim.settings.sources import flags
 from kvsim.settings.unused_settings import keys_of
 from kvsim.sweeps.composition import Compositions
-from kvsim.sweeps.engine_flags import Setup, starts
+from kvsim.sweeps.engine_flags import Setup, starts, without_server
 from kvsim.sweeps.folder import begin_folder, index_of, place_job
 from kvsim.sweeps.planning import Planned
 from kvsim.sweeps.prices import OWN, Prices, read_prices
@@ -82,16 +82,19 @@ def start(asked: Asked) -> None:
     """Find the cheapest configuration, write the folder, print the table. Raises UsageError, and NothingHolds."""
     check_run_here(asked)
     settings = construct(PlanSettings, OmegaConf.to_container(asked.config.plan, resolve=True), "plan")
-    check_objectives(construct(Slo, OmegaConf.to_container(asked.config.slo, resolve=True), "slo"), "plan")
+    slo = construct(Slo, OmegaConf.to_container(asked.config.slo, resolve=True), "slo")
+    saturate = construct(SaturateSettings, OmegaConf.to_container(asked.config.saturate, resolve=True), "saturate")
+    check_objectives(slo, "plan")
     if settings.prices is None:
         raise UsageError("prices is missing: set prices=FILE, a YAML file with your prices; see docs/guides/plan.md")
     _check_own(asked, settings.prices)
     with read_yaml_fast():
         prices = read_prices(Path(settings.prices))
+    _check_drive(asked, settings.prices, prices)
     folder = Path(str(asked.config.output))
     check_output(folder)
     with Lock(folder):
-        found = _Search(asked, prices, folder)
+        found = _Search(asked, prices, folder, slo, saturate)
         record = found.run(settings.beyond)
         write_plan(folder, record)
     console = Console()
@@ -108,11 +111,19 @@ def _check_own(asked: Asked, path: str) -> None:
         raise UsageError(f"{key}: leave it out: {path} chooses what costs money, and what has no price there cannot be chosen")
 
 
+def _check_drive(asked: Asked, path: str, prices: Prices) -> None:
+    """Raise UsageError for a drive of the catalogue beside one that the file of prices chooses."""
+    names = [name for name in prices.choices.drives if f"drive={name}" in prices.drives[name].lines]
+    if names and "drive" in keys_of(asked.overrides):
+        raise UsageError(f"drive: leave it out: {path} chooses {', '.join(names)}, whose rates are known by that name")
+
+
 class _Search:
     """The candidates of a command line, and what is known of them."""
 
-    def __init__(self, asked: Asked, prices: Prices, folder: Path) -> None:
+    def __init__(self, asked: Asked, prices: Prices, folder: Path, slo: Slo, saturate: SaturateSettings) -> None:
         self.asked, self.prices, self.folder = asked, prices, folder
+        self.slo, self.attainment = slo, saturate.attainment
         self.compositions = Compositions(asked.loader, asked.config_name)
         try:
             every = candidates(prices, asked.overrides, self.compositions)
@@ -127,22 +138,27 @@ class _Search:
 
     def plan(self, one: Candidate) -> Plan:
         """Make the plan of a candidate. Raises UsageError."""
+        if one.problem:
+            raise UsageError(one.problem)
         config, choices = self.compositions.compose(one.lines)
         return build_run(config, command="plan", overrides=one.lines, choices=choices)
 
     def run(self, beyond: float | None) -> RunRecord:
-        """Try the candidates, and return the content of ``plan.json``."""
+        """Try the candidates, and return the content of ``plan.json``. Raises UsageError if one reason keeps all from running."""
         able = [at for at in range(len(self.found)) if at not in self.planned.refused]
+        if not able and len({str(error) for error in self.planned.refused.values()}) == 1:
+            raise next(iter(self.planned.refused.values()))
         first = self.plan(self.found[able[0]]) if able else None
+        is_certain = first is not None and not any(request.persistent for request in load_trace(first)[0].requests)
         begin_folder(self.folder, {"command": "simulate", "command_line": self.command_line, "swept": []})
         ended = search(
             self.found,
             self.plan,
             self.attempt,
             refused=dict(self.planned.refused),
-            attainment=self.asked.config.saturate.attainment,
+            attainment=self.attainment,
             beyond=beyond,
-            is_certain=first is not None and not any(request.persistent for request in load_trace(first)[0].requests),
+            is_certain=is_certain,
         )
         return self.describe(ended)
 
@@ -189,6 +205,8 @@ class _Search:
         best = cheapest(ended)
         winner = None if best is None else ended[best]
         known = next((one.plan for one in (*([winner] if winner else []), *ended) if one.plan is not None), None)
+        setup = None if winner is None else _setup(winner)
+        misplaced = [] if setup is None else without_server(setup)
         record = {
             "schema": SCHEMA,
             "command": "plan",
@@ -197,23 +215,29 @@ class _Search:
             "versions": installed_versions(),
             "seed": self.asked.config.seed,
             "config": {} if known is None else known.config,
-            "slo": {**OmegaConf.to_container(self.asked.config.slo), "attainment": self.asked.config.saturate.attainment},  # type: ignore[dict-item]
+            "slo": {**asdict(self.slo), "attainment": self.attainment},
             "price_unit": self.prices.listed.unit,
             "candidates": [_candidate(one) for one in ended],
             "cheapest": best,
             "routing": None if winner is None or winner.plan is None else winner.plan.choices.get("routing"),
             "simulate": None if winner is None else self.simulation(winner.candidate),
-            "start": [] if winner is None else self.start_up(winner),
-            "notes": [*self.notes, *_notes(ended), *([] if winner is None or not winner.result else winner.result["warnings"])],
+            "start": [] if setup is None else starts(setup),
+            "notes": [
+                *self.notes,
+                *_notes(ended),
+                *misplaced,
+                *([] if winner is None or not winner.result else winner.result["warnings"]),
+            ],
         }
         return {name: plain(value) for name, value in record.items()}
 
-    def start_up(self, winner: Ended) -> list[dict[str, Any]]:
-        """Return how to start an engine of the cheapest configuration."""
-        plan, one = winner.plan, winner.candidate
-        assert plan is not None
-        per_host = plan.layout.engines // len(set(plan.layout.hosts))
-        return starts(Setup(plan=plan, cpu_bytes=one.cpu_bytes // per_host, disk_bytes=one.disk_bytes // per_host))
+
+def _setup(winner: Ended) -> Setup:
+    """Return what an engine of the cheapest configuration has."""
+    plan, one = winner.plan, winner.candidate
+    assert plan is not None
+    per_host = plan.layout.engines // len(set(plan.layout.hosts))
+    return Setup(plan=plan, cpu_bytes=one.cpu_bytes // per_host, disk_bytes=one.disk_bytes // per_host)
 
 
 def _is_of(line: str, names: Sequence[str]) -> bool:

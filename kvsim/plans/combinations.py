@@ -224,24 +224,22 @@ def _check_ranks(plan: Plan, keys: set[str]) -> None:
 
 
 def _check_allreduces(plan: Plan, keys: set[str]) -> None:
-    """Raise UsageError for settings of the all-reduces of tensor-parallel GPUs in a run without any."""
+    """Raise NoEffect for settings of the all-reduces of tensor-parallel GPUs in a run without any."""
     for key in filter(None, [given(keys, name) for name in ALLREDUCE]):
         if plan.hardware.gpus == 1:
-            raise UsageError(f"{key} has no effect with one GPU: set hardware.gpus, or leave it out")
+            raise NoEffect(key, "with one GPU", "set hardware.gpus, or leave it out")
         if key != ALLREDUCE[0] and not plan.hardware.communicates:
-            raise UsageError(f"{key} has no effect without a rate: set {ALLREDUCE[0]}, or leave it out")
+            raise NoEffect(key, "without a rate", f"set {ALLREDUCE[0]}, or leave it out")
 
 
 def _check_devices(plan: Plan, keys: set[str]) -> None:
-    """Raise UsageError for a drive or a network card that the run has no use for."""
+    """Raise NoEffect for a drive or a network card that the run has no use for."""
     media = [kind_of(tier.name).medium for tier in plan.tiers]
     if given(keys, "drive") and FILE not in media:
-        raise UsageError("drive has no effect without a disk tier: set tiers.disk.capacity, or leave it out")
+        raise NoEffect("drive", "without a disk tier", "set tiers.disk.capacity, or leave it out")
     if given(keys, "network") and REMOTE not in media and not plan.layout.pairs:
-        raise UsageError(
-            "network has no effect without a remote tier, and without prefill and decode engines: set tiers.remote.capacity, or "
-            "cluster.prefill and cluster.decode, or leave it out"
-        )
+        why = "without a remote tier, and without prefill and decode engines"
+        raise NoEffect("network", why, "set tiers.remote.capacity, or cluster.prefill and cluster.decode, or leave it out")
 
 
 def _check_substrate(plan: Plan, command: str, keys: set[str]) -> None:

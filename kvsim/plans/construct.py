@@ -18,6 +18,7 @@ from kvsim.errors import PolicyFailed, UsageError, first_line
 from kvsim.numbers import check_finite
 from kvsim.plans.plan import Config
 from kvsim.plans.policy_errors import described, is_kvsims, line_of_import
+from kvsim.plans.units import with_numbers
 from kvsim.settings.sources import shadowed
 from kvsim.suggest import closest, hint
 
@@ -34,10 +35,12 @@ RENAMED = {
 def construct(kind: type[T], node: Any, key: str) -> T:
     """Build an object from the node at ``key``: of the class named by its ``_target_``, or of ``kind`` itself.
 
-    The class must be a dataclass; its fields are the settings. Raises UsageError for unknown, missing or invalid settings.
+    The class must be a dataclass; its fields are the settings, and quantities among them may have a unit. Raises UsageError for
+    unknown, missing or invalid settings.
     """
     if not isinstance(node, dict):
         raise UsageError(f"{key}={node}: choose one by name, {key}=NAME" if node else f"{key} is missing: set {key}=NAME")
+    node = with_numbers(node, key)
     cls = class_of(kind, node, key)
     given = {name: value for name, value in node.items() if name != "_target_"}
     check_names(key, given, [field.name for field in fields(cast(Any, cls)) if field.init])

@@ -5,7 +5,7 @@ from fractions import Fraction
 from typing import Any
 
 from kvsim.errors import UsageError
-from kvsim.plans.capacity import BYTES, SIZE
+from kvsim.plans.capacity import BYTES
 from kvsim.suggest import closest
 
 SECONDS = {
@@ -21,7 +21,9 @@ KINDS: tuple[tuple[str, str, dict[str, Fraction], str], ...] = (
     ("_bytes", "size", SIZES, "80GiB"),
 )
 """By the end of a setting's name, the first that fits: what it is, its units, and an example."""
-BEGINS = re.compile(r"[0-9]")
+BEGINS = re.compile(r"[-+]?\.?[0-9]")
+QUANTITY = re.compile(r"([-+]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][-+]?[0-9]{1,3})?) ?([A-Za-z][A-Za-z/]*)")
+"""A number, as in YAML, and a unit."""
 
 
 def with_numbers(node: Any, key: str = "") -> Any:
@@ -42,8 +44,8 @@ def quantity(text: str, key: str) -> Any:
     if kind is None or not kind[2]:
         return text
     _, what, units, example = kind
-    parts = re.fullmatch(SIZE.replace("A-Za-z", "A-Za-z/"), text.strip())
-    if parts is None or not parts[2]:
+    parts = QUANTITY.fullmatch(text.strip())
+    if parts is None:
         return text
     number, unit = parts.groups()
     if unit not in units:

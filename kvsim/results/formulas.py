@@ -106,7 +106,7 @@ def lost_to_disagreement(run: Basis) -> dict[str, int] | None:
 def all_warnings(run: Basis) -> list[str]:
     """Return what to know before trusting the result."""
     note = run.given.get("trace_note")
-    return [*([note] if note else []), *run.given.get("trace_warnings", ()), *warnings(run.outcome)]
+    return [*([note] if note else []), *run.given.get("run_warnings", ()), *warnings(run.outcome)]
 
 
 def quantiles(run: Basis) -> list[float]:

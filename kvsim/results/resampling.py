@@ -24,6 +24,8 @@ FEWEST_BLOCKS, MOST_BLOCKS = 20, 1000
 """Of fewer blocks nothing is said; more sessions are drawn in groups."""
 TAIL = 0.1
 """Share of the requests, the slowest ones, among which the 99th percentile is looked for first."""
+CELLS = 4_000_000
+"""The most numbers of draws times requests at once, 32 MB."""
 Columns = Mapping[str, np.ndarray]
 """The columns of ``requests.csv.gz``."""
 NEEDED = ("prompt_tokens", "prompt_pages", "ttft_s", "tpot_s", "status", "session")
@@ -193,15 +195,30 @@ def _slowest(name: str, quantile: float) -> Callable[[Requests], np.ndarray | No
         order = known[np.argsort(-times[known])]
         drawn = weights(requests.blocks)
         most = (1 - quantile) * requests.sums(_timed(name)(requests))
+        found, open_draws = np.empty(len(drawn)), np.arange(len(drawn))
         for share in (TAIL, 1.0):
             part = order[: max(1, int(share * len(order)))]
-            above = np.cumsum(drawn[:, requests.block[part]], axis=1)
-            if (above[:, -1] > most).all():
-                break
-        found: np.ndarray = times[part[np.argmax(above > most[:, None], axis=1)]]
+            found[open_draws], is_known = _first_above(drawn[open_draws], requests.block[part], times[part], most[open_draws])
+            open_draws = open_draws[~is_known]
         return found
 
     return draws
+
+
+def _first_above(drawn: np.ndarray, block: np.ndarray, times: np.ndarray, most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each draw the first time with which more than ``most`` requests have been drawn, and whether there is one.
+
+    ``block`` is the block of each time. Slices of the draws keep memory small.
+    """
+    found, is_known = np.empty(len(drawn)), np.empty(len(drawn), dtype=bool)
+    step = max(1, CELLS // len(block))
+    for begin in range(0, len(drawn), step):
+        some = slice(begin, begin + step)
+        counts = drawn[some][:, block]
+        np.cumsum(counts, axis=1, out=counts)
+        is_known[some] = counts[:, -1] > most[some]
+        found[some] = times[np.argmax(counts > most[some, None], axis=1)]
+    return found, is_known
 
 
 MEASURES: dict[str, Callable[[Requests], np.ndarray | None]] = {

@@ -38,7 +38,7 @@ def summarize(
     page_bytes: int | None = None,
     rules_note: str | None = None,
     trace_note: str | None = None,
-    trace_warnings: Sequence[str] = (),
+    run_warnings: Sequence[str] = (),
     slo: Slo | None = None,
     model_note: str | None = None,
     gpu_memory: Mapping[str, Any] | None = None,
@@ -49,7 +49,7 @@ def summarize(
     ``choices`` are the names chosen from the groups of the configuration. ``versions`` defaults to ``installed_versions()``.
     ``command_line`` reproduces the run, ``config_hash`` identifies everything that determines its result, ``bounds`` names its
     bounds, ``rules_note`` says whose rules applied, if not those of the configuration, ``trace_note`` what part of the trace is
-    synthetic, ``trace_warnings`` what a reader should know of its times, ``model_note`` how the model's file was understood, and
+    synthetic, ``run_warnings`` what a reader should know of its times, ``model_note`` how the model's file was understood, and
     ``gpu_memory`` how the memory of an engine's GPUs was divided, if that decided the size of the GPU tier; of these, those not
     given are left out. ``slo`` are the objectives that requests are held against.
     """
@@ -66,7 +66,7 @@ def summarize(
         "page_bytes": page_bytes,
         "rules_note": rules_note,
         "trace_note": trace_note,
-        "trace_warnings": trace_warnings,
+        "run_warnings": run_warnings,
         "model_note": model_note,
         "gpu_memory": gpu_memory,
     }

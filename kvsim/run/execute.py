@@ -23,12 +23,14 @@ from kvsim.errors import UsageError
 from kvsim.files.locking import Lock
 from kvsim.plans.plan import Plan
 from kvsim.plans.policy_errors import policies_named
+from kvsim.plans.substrate_choice import SUBSTRATES
 from kvsim.report.folder import request_lines, write_run
 from kvsim.results.frame import frame, request_columns
 from kvsim.results.result import RunRecord, summarize, warmup_requests
 from kvsim.run import play
 from kvsim.run.fingerprint import bound_names, configuration_hash
 from kvsim.run.run_result import RunResult
+from kvsim.settings.unused_settings import ALLREDUCE
 from kvsim.trace.base import Trace
 from kvsim.trace.spreading import shared_times
 
@@ -126,7 +128,7 @@ def execute(
         page_bytes=plan.model.page_bytes(plan.page_tokens),
         rules_note=plan.rules_note or None,
         trace_note=trace.note or None,
-        trace_warnings=time_warnings(command, requests),
+        run_warnings=[*time_warnings(command, requests), *communication_warnings(command, plan)],
         slo=plan.slo,
         model_note=plan.model_note or None,
         gpu_memory=None if plan.gpu_memory is None else asdict(plan.gpu_memory) | {"kv_bytes": plan.gpu_memory.kv_bytes},
@@ -138,6 +140,14 @@ def time_warnings(command: str, requests: Sequence[Request]) -> list[str]:
     """Return what to know of the arrivals of a run with a clock."""
     shared = shared_times(requests) if command == "simulate" else None
     return [] if shared is None else [shared.warning()]
+
+
+def communication_warnings(command: str, plan: Plan) -> list[str]:
+    """Say whether tensor-parallel GPUs communicate in no time, since the rate of their all-reduces is not known."""
+    is_computed = command == "simulate" and ALLREDUCE[0] not in SUBSTRATES[plan.substrate].without_effect
+    if not is_computed or plan.hardware.gpus == 1 or plan.hardware.communicates:
+        return []
+    return [f"communication of the GPUs takes no time with this description: {ALLREDUCE[0]} is null"]
 
 
 @contextmanager

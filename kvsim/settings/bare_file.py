@@ -17,7 +17,8 @@ def with_bare_file(words: Sequence[str]) -> list[str]:
     """
     bare = [word for word in words if is_file(word) or is_path(word)]
     if missing := next((word for word in bare if not is_file(word)), None):
-        raise UsageError(f"{missing}: there is no such file; give a trace file, or settings as KEY=VALUE")
+        what = "is a folder" if os.path.isdir(missing) else "there is no such file"
+        raise UsageError(f"{missing}: {what}; give a trace file, or settings as KEY=VALUE")
     named = [word for word in words if word.partition("=")[0] == PATH]
     if len(bare) + len(named) > 1 and bare:
         both = " and ".join([*bare, *named])

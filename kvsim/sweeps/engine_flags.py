@@ -66,7 +66,7 @@ class Server:
     policies: Mapping[str, Mapping[str, str]]
     """By group, or group and tier: kvsim's names of the policies that the server has, and its own names for them."""
     tiers: tuple[str, ...]
-    """Tiers that it has."""
+    """Tiers that it has, each directly below the one before."""
     environment: Mapping[str, Value]
     files: Mapping[str, Callable[[Setup], str]]
     shared_tiers: tuple[str, ...] = ()
@@ -224,7 +224,10 @@ def starts(setup: Setup) -> list[dict[str, Any]]:
     fitting = [
         server
         for server in SERVERS
-        if own in ("", server.engine) and tiers <= set(server.tiers) and (len(tiers) > 1 or not server.is_for_lower_tiers)
+        if own in ("", server.engine)
+        and tiers <= set(server.tiers)
+        and not _misplaced(server, setup)
+        and (len(tiers) > 1 or not server.is_for_lower_tiers)
     ]
     return [
         {
@@ -239,6 +242,22 @@ def starts(setup: Setup) -> list[dict[str, Any]]:
         }
         for server in fitting
     ]
+
+
+def without_server(setup: Setup) -> list[str]:
+    """Say which tiers stand where no server has them."""
+    misplaced = {name for server in SERVERS for name in _misplaced(server, setup)}
+    return [
+        f"no server is named: none has the {tier.name} tier directly below the {tier.above} tier"
+        for tier in setup.plan.tiers
+        if tier.name in misplaced
+    ]
+
+
+def _misplaced(server: Server, setup: Setup) -> list[str]:
+    """Return the tiers of the simulation that are below another tier than on the server."""
+    above = dict(zip(server.tiers[1:], server.tiers, strict=False))
+    return [tier.name for tier in setup.plan.tiers if tier.name in above and tier.above != above[tier.name]]
 
 
 def _command(server: Server, setup: Setup) -> str:

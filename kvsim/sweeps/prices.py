@@ -9,6 +9,7 @@ from typing import Any
 from kvsim.errors import UsageError
 from kvsim.hardware.tier_kinds import LEVELS
 from kvsim.numbers import Real, Whole, check_number
+from kvsim.plans.arguments import override
 from kvsim.plans.capacity import bytes_of
 from kvsim.plans.construct import construct
 from kvsim.settings import catalog
@@ -21,6 +22,8 @@ OF_DRIVES = ("hardware.disk_", "hardware.cluster_disk_", "tiers.disk.")
 """How the settings begin that a drive may have."""
 OWN = ("hardware", "hardware.gpus", "cluster.engines", *[f"tiers.{name}.capacity" for name in LEVELS[1:]])
 """Settings that cost money: only the file of prices may choose them. It has no price for the tiers below the disk."""
+HARDWARE = ("hardware", "drive", "network")
+"""What a policy cannot change: all policies are tried on the same hardware."""
 NO_POLICIES = ("trace", "slo", "saturate", "plan", "output", "sweep", "hydra")
 """What a policy cannot set: what is asked, and of which requests."""
 PERIODS = ("hour", "month")
@@ -153,6 +156,9 @@ def _drive(name: str, node: Any) -> Drive:
         raise UsageError(f"{key}: this name stands for no drive: choose another one")
     if not isinstance(node, dict) or not {"price", "capacity"} <= set(node):
         raise UsageError(f"{key} must have a price and a capacity, such as {{price: 0.1, capacity: 2TiB}}, not {node!r}")
+    for setting, value in node.items():
+        if isinstance(value, dict | list):
+            raise UsageError(f"{key}.{setting} must be a single value, not {value!r}")
     check_number(f"{key}.price", PRICE, node["price"])
     n_bytes = bytes_of(node["capacity"], f"{key}.capacity")
     if not n_bytes:
@@ -162,7 +168,9 @@ def _drive(name: str, node: Any) -> Drive:
         if not setting.startswith(OF_DRIVES) or setting == "tiers.disk.capacity":
             begins = " or ".join(f"{start}..." for start in OF_DRIVES)
             raise UsageError(f"{key}.{setting}: a drive has price, capacity, and settings {begins}")
-    lines = (f"tiers.disk.capacity={node['capacity']}", *(f"{setting}={value}" for setting, value in own.items()))
+    has_rates = any(setting.startswith("hardware.") for setting in own)
+    listed = (f"drive={name}",) if name in catalog.choices("drive") and not has_rates else ()
+    lines = (*listed, f"tiers.disk.capacity={node['capacity']}", *(override(setting, value) for setting, value in own.items()))
     return Drive(price=float(node["price"]), lines=lines, n_bytes=n_bytes)
 
 
@@ -178,7 +186,10 @@ def overrides(policy: str, key: str = "") -> list[str]:
 def _check_policy(policy: str, place: str) -> None:
     """Raise UsageError for overrides that cost money, or that change what is asked."""
     for key in keys_of(overrides(policy, place)):
-        if key in OWN or key.partition(".")[0] in NO_POLICIES:
+        group = key.partition(".")[0]
+        if key not in OWN and group in HARDWARE:
+            raise UsageError(f"{place}: {key} is no policy: it changes the hardware, whose price it would not change")
+        if key in OWN or group in NO_POLICIES:
             raise UsageError(f"{place}: {key} is no policy: {'it costs money' if key in OWN else 'set it on the command line'}")
 
 

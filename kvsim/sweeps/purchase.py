@@ -46,6 +46,8 @@ class Candidate:
     lines: tuple[str, ...]
     """All overrides, those of the command line first."""
     price: float = 0.0
+    problem: str = ""
+    """Why it cannot be built."""
 
     @property
     def memory_bytes(self) -> int:
@@ -90,6 +92,7 @@ def candidates(prices: Prices, given: Sequence[str], compositions: Compositions)
                 policy=policy,
                 lines=(*lines, *_hardware(gpu, engines, gpus, cpu, per_host, lines)),
             )
+            one = replace(one, problem=_problem(prices, min(per_host, engines), gpus))
             found.append(replace(one, price=_price(prices, one, -(-engines // per_host), config)))
     return sorted(found, key=lambda one: (one.price, one.engines * one.gpus, one.memory_bytes))
 
@@ -104,6 +107,15 @@ def _hardware(gpu: str, engines: int, gpus: int, cpu: Any, per_host: int, before
     is_measured = any(setting.key.startswith("hardware.disk_curves") for setting in catalog.settings_of("hardware", gpu))
     has_rates = any(key.startswith("hardware.disk_") and key.endswith("bytes_per_s") for key in keys)
     return [*lines, *(["hardware.disk_curves=null"] if is_measured and has_rates else [])]
+
+
+def _problem(prices: Prices, per_host: int, gpus: int) -> str:
+    """Say why so many engines, as the command line or a policy sets, do not fit on a host; empty if they do."""
+    most = prices.listed.gpus_per_host
+    if most is None or per_host * gpus <= most:
+        return ""
+    needed = per_host * gpus
+    return f"cluster.engines_per_host: {per_host} engines of {gpus} GPUs need {needed} on a host, and gpus_per_host is {most}"
 
 
 def _price(prices: Prices, one: Candidate, hosts: int, config: DictConfig) -> float:

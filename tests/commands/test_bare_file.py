@@ -69,3 +69,8 @@ def test_python_takes_a_file_wherever_it_takes_a_trace(log: Path) -> None:
     assert kvsim.curve(log).points
     with pytest.raises(UsageError, match="are two traces"):
         kvsim.load_trace(log, path="my log.jsonl")
+
+
+def test_a_folder_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", str(tmp_path)]) == 2
+    assert f"{tmp_path}: is a folder; give a trace file" in capsys.readouterr().err

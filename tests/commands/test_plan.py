@@ -196,7 +196,13 @@ def test_a_policy_that_changes_nothing_is_left_out_once(folder: Path, capsys: py
         (("trace.rate=1", "saturate.rate=2"), "trace.rate has no effect with saturate.rate"),
         (("-m",), "-m: kvsim plan takes a single configuration"),
         (("prices=other.yaml",), "other.yaml"),
-        (("trace.path=none.jsonl",), "none.jsonl"),
+        (("trace.path=none.jsonl",), "none.jsonl: cannot be read"),
+        (("page_tokens=0",), "page_tokens must be at least 1"),
+        (("model=hf", "model.path=No/Such"), "model.path: No/Such"),
+        (("saturate.attainment=2",), "saturate.attainment must be"),
+        (("saturate.attainment=abc",), "saturate.attainment: Value 'abc'"),
+        (("hardware.flops_efficiency=5",), "hardware.flops_efficiency must be"),
+        (("slo.ttft_s=2sec",), "slo.ttft_s: 2sec is not a time"),
         (("placement=write_back",), "placement has no effect"),
         (("timeline=true",), "timeline has no effect on kvsim plan"),
     ],
@@ -207,7 +213,7 @@ def test_mistakes_are_found_before_any_run(
     assert plan(*arguments) == 2
     line = capsys.readouterr().err
     assert line.startswith("kvsim: ") and expected in line and line.count("\n") == 1
-    assert not list(folder.glob("out/*/result.json"))
+    assert not (folder / "out").exists()
 
 
 def test_a_policy_that_there_is_not_is_told_with_the_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,6 +224,35 @@ def test_a_policy_that_there_is_not_is_told_with_the_file(folder: Path, capsys: 
         line.startswith("kvsim: prices.yaml: eviction=slur: there is no such choice; did you mean slru?")
         and line.count("\n") == 1
     )
+
+
+def test_a_drive_is_chosen_for_the_configurations_that_have_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drives = "drives: {x: {price: 1, capacity: 1GiB}}\nchoices: {cpu: [1GiB], drives: [none, x]}"
+    (folder / "prices.yaml").write_text(f"per: hour\ngpus: {{fast: 1}}\ncpu_gib: 0\n{drives}\n")
+    assert plan("slo.ttft_s=800ms", "drive=pm9a3", "plan.beyond=null") == 0
+    assert outcomes(record()) == [(1.0, "fast", 1, "holds"), (2.0, "fast", 1, "holds")] and record()["slo"]["ttft_s"] == 0.8
+    assert "drive=pm9a3 is left out in 1 of 2 jobs" in capsys.readouterr().out
+
+
+def test_a_drive_of_the_catalogue_is_that_drive(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drives = "drives: {pm9a3: {price: 1, capacity: 1GiB}}\nchoices: {cpu: [1GiB], drives: [pm9a3]}"
+    (folder / "prices.yaml").write_text(f"per: hour\ngpus: {{fast: 1}}\ncpu_gib: 0\n{drives}\n")
+    assert plan() == 0
+    config = json.loads(Path("out", "0", "result.json").read_text())["config"]
+    assert config["hardware"]["disk_read_bytes_per_s"] == 6.5e9 and config["hardware"]["disk_latency_s"] == 1e-4
+    assert plan("drive=micron_9550") == 2
+    assert "drive: leave it out: prices.yaml chooses pm9a3" in capsys.readouterr().err
+
+
+def test_a_host_has_no_more_gpus_than_the_file_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two engines of four GPUs on each host of four would be charged half of the CPU memory."""
+    choices = "choices: {engines: [2], gpus_per_engine: [2, 4], cpu: [1GiB]}"
+    (folder / "prices.yaml").write_text(f"per: hour\ngpus_per_host: 4\ngpus: {{fast: 1}}\ncpu_gib: 1\n{choices}\n")
+    assert plan("cluster.engines_per_host=2") == 0
+    found = record()
+    assert outcomes(found) == [(5.0, "fast", 2, "holds"), (9.0, "fast", 2, "cannot run")]
+    reason = "cluster.engines_per_host: 2 engines of 4 GPUs need 8 on a host, and gpus_per_host is 4"
+    assert found["candidates"][1]["reason"] == reason
 
 
 def test_settings_of_plan_have_no_effect_on_other_commands(capsys: pytest.CaptureFixture[str]) -> None:

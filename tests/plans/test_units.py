@@ -2,8 +2,12 @@
 
 import pytest
 
+from kvsim.emulation.settings import ServeSettings
 from kvsim.errors import UsageError
+from kvsim.plans.construct import construct
 from kvsim.plans.units import quantity, with_numbers
+from kvsim.results.slo import Slo
+from kvsim.shadow.sources.settings import SourceSettings
 from tests.composing import plan
 
 
@@ -19,6 +23,11 @@ from tests.composing import plan
         ("server.timeout_s", "10min", 600),
         ("eviction.window_s", "1.5h", 5400),
         ("hardware.memory_bytes", "80GiB", 80 * 2**30),
+        ("slo.ttft_s", ".5s", 0.5),
+        ("slo.ttft_s", "1e-1s", 0.1),
+        ("slo.ttft_s", "2.s", 2),
+        ("slo.ttft_s", "-1ms", -0.001),
+        ("slo.ttft_s", "1e-1", "1e-1"),
         ("slo.ttft_s", "0.2", "0.2"),
         ("trace.path", "7GB/s", "7GB/s"),
         ("tiers.gpu.capacity", "40GiB", "40GiB"),
@@ -58,3 +67,16 @@ def test_a_run_with_units_is_the_run_with_the_numbers() -> None:
 def test_a_prefix_alone_is_offered_both_units() -> None:
     with pytest.raises(UsageError, match=r"'G' is not a unit of capacity; did you mean GiB or GB\?"):
         plan("tiers.gpu.capacity=40G")
+
+
+def test_settings_of_a_command_may_have_units_too() -> None:
+    assert construct(ServeSettings, {"drain_s": "2s"}, "serve").drain_s == 2
+    assert construct(SourceSettings, {"log": "x.jsonl", "every_s": "500ms"}, "shadow").every_s == 0.5
+    with pytest.raises(UsageError, match=r"serve\.drain_s: 2sec is not a time"):
+        construct(ServeSettings, {"drain_s": "2sec"}, "serve")
+
+
+def test_units_are_read_from_the_command_line() -> None:
+    assert plan("slo.ttft_s=.5s", "slo.tpot_s=1e-1s", command="simulate").slo == Slo(ttft_s=0.5, tpot_s=0.1)
+    with pytest.raises(UsageError, match=r"slo\.ttft_s must be above 0, not -0\.001; it is the longest time of a request"):
+        plan("slo.ttft_s=-1ms", command="simulate")

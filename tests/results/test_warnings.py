@@ -10,6 +10,8 @@ from kvsim.engine.outcome import Outcome
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.results.warnings import warnings
+from kvsim.run.execute import execute
+from tests.composing import plan
 from tests.engine.small import Ask, ask, small_engine
 from tests.outcomes import make_outcome
 
@@ -121,3 +123,11 @@ def test_a_tier_with_a_quarter_of_its_own_pages_is_the_limit(outcome_of: Callabl
 
 def test_a_tier_that_is_never_written_to_is_not_judged() -> None:
     assert not about_tiers(small_engine(gpu=40, cpu=6, placement=WriteBack).serve(*STREAM))
+
+
+@pytest.mark.parametrize(("rate", "gpus", "times"), [("null", 2, 1), ("1e9", 2, 0), ("null", 1, 0)])
+def test_communication_that_takes_no_time_is_told_once(rate: str, gpus: int, times: int) -> None:
+    words = ("trace.sessions=2", "tiers.gpu.capacity=3000pages", f"hardware.gpus={gpus}")
+    rates = (f"hardware.allreduce_bytes_per_s={rate}",) if gpus > 1 else ()
+    found = execute("simulate", plan(*words, *rates, command="simulate")).record["warnings"]
+    assert sum("communication of the GPUs takes no time with this description" in text for text in found) == times

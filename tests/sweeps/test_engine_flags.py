@@ -8,7 +8,7 @@ import yaml
 
 from kvsim.plans.build import build_run
 from kvsim.settings.configuration import compose_with_choices
-from kvsim.sweeps.engine_flags import SERVERS, Setup, starts
+from kvsim.sweeps.engine_flags import SERVERS, Setup, starts, without_server
 from tests.docs.modules import ROOT
 
 GIB = 2**30
@@ -118,3 +118,16 @@ def test_flags_that_presets_name_too_have_the_same_names(engine: str) -> None:
     own = {"--tensor-parallel-size", "--gpu-memory-utilization", "--kv-cache-memory-bytes", "--kv-transfer-config", "--tp-size",
            "--mem-fraction-static", "--max-total-tokens", "--hicache-size", "--enable-lmcache"}  # fmt: skip
     assert mine - named <= own
+
+
+def test_a_disk_that_is_not_below_the_cpu_has_no_server() -> None:
+    words = (*TWO, "tiers.cpu.capacity=20GiB", "tiers.disk.capacity=1TiB", "tiers.disk.below=gpu")
+    config, choices = compose_with_choices(words)
+    plan = build_run(config, command="simulate", overrides=words, choices=choices)
+    setup = Setup(plan=plan, cpu_bytes=20 * GIB, disk_bytes=1024 * GIB)
+    assert starts(setup) == []
+    assert without_server(setup) == ["no server is named: none has the disk tier directly below the gpu tier"]
+
+
+def test_a_disk_below_the_cpu_has_one() -> None:
+    assert started(cpu=200 * GIB, disk=1024 * GIB)

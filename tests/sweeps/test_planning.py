@@ -11,6 +11,7 @@ from kvsim.cli import main
 from kvsim.errors import NoEffect, UsageError
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
 from kvsim.sweeps.planning import Way, planned, refusals
+from tests.composing import plan as composed
 
 SMALL = ("trace.sessions=5", "tiers.gpu.capacity=3000pages")
 WITH_DISK = ("tiers.disk.capacity=0,20000pages", "tiers.cpu.capacity=4000pages", "prefetch=threshold")
@@ -119,3 +120,30 @@ def test_python_does_the_same_with_names_and_objects() -> None:
         kvsim.sweep(trace, {"eviction": ["lru", "fifo"]}, *SMALL[1:], placement="write_back")
     swept = kvsim.sweep(trace, {"tiers.gpu.capacity": ["3000pages", "300GiB"]}, command="simulate")
     assert list(swept.errors) == ["1"] and "do not fit" in swept.errors["1"] and [run.name for run in swept] == ["0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (
+            ("tiers.disk.capacity=0,20000pages", "tiers.cpu.capacity=4000pages", "drive=pm9a3"),
+            "drive=pm9a3 is left out in 1 of 2 jobs, where it has no effect without a disk tier",
+        ),
+        (
+            ("hardware.gpus=1,8", "hardware.allreduce_latency_s=0"),
+            "hardware.allreduce_latency_s=0 is left out in 1 of 2 jobs, where it has no effect with one GPU",
+        ),
+    ],
+)
+def test_a_sweep_asks_what_a_device_changes(
+    words: tuple[str, ...], note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["simulate", "-m", *SMALL, *words, "output=sweep"]) == 0
+    assert capfd.readouterr().out.count(note) == 1
+
+
+@pytest.mark.parametrize("words", [("network=connectx7",), ("hardware.gpus=2", "hardware.allreduce_latency_s=0")])
+def test_a_device_that_a_single_run_has_no_use_for_is_told_as_such(words: tuple[str, ...]) -> None:
+    with pytest.raises(NoEffect, match=words[-1].partition("=")[0]):
+        composed(*words, "hardware.allreduce_bytes_per_s=null" if len(words) > 1 else "seed=0", command="simulate")

@@ -83,6 +83,12 @@ def test_a_single_choice_needs_no_list(tmp_path: Path) -> None:
         (f"{LEAST}drives: {{x: {{price: 1, capacity: 0}}}}", "drives.x.capacity must be above 0"),
         (f"{LEAST}drives: {{x: {{price: 1, capacity: much}}}}", "drives.x.capacity must be a size"),
         (f"{LEAST}drives: {{x: {{price: 1, capacity: 1TiB, hardware.gpus: 2}}}}", "drives.x.hardware.gpus: a drive has price"),
+        (f"{LEAST}drives: {{x: {{price: 1, capacity: 1TiB, hardware.disk_latency_s: {{a: 1}}}}}}", "latency_s must be a single"),
+        (f"{LEAST}drives: {{x: {{price: 1, capacity: 1TiB, tiers.disk.scope: [1, 2]}}}}", "drives.x.tiers.disk.scope must be a"),
+        (f"{LEAST}drives: {{x: {{price: 1, capacity: [1, 2]}}}}", "drives.x.capacity must be a single value, not [1, 2]"),
+        (f"{LEAST}choices: {{policies: [lru drive=pm9a3]}}", "choices.policies[0]: drive is no policy: it changes"),
+        (f"{LEAST}choices: {{policies: [network=connectx7]}}", "network is no policy: it changes the hardware"),
+        (f"{LEAST}choices: {{policies: [hardware.memory_bytes=1]}}", "hardware.memory_bytes is no policy: it changes"),
         (f"{LEAST}gpus_per_host: 4\nchoices: {{gpus_per_engine: [8]}}", "choices.gpus_per_engine: the GPUs of an engine are on"),
         ("gpus: {h100: 2.5", ":2: not valid YAML"),
         ("- 1", "it must be a mapping of settings"),
@@ -98,3 +104,13 @@ def test_a_mistake_is_told_in_one_line_that_names_file_and_key(text: str, expect
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"missing\.yaml: .*No such file"):
         read_prices(tmp_path / "missing.yaml")
+
+
+def test_a_drive_of_the_catalogue_has_its_rates_unless_others_are_given(tmp_path: Path) -> None:
+    own = "hardware.disk_read_bytes_per_s: 7GB/s, tiers.disk.scope: cluster"
+    drives = f"{{pm9a3: {{price: 1, capacity: 1TiB}}, micron_9550: {{price: 1, capacity: 1TiB, {own}}}}}"
+    found = read(tmp_path, f"{LEAST}drives: {drives}").drives
+    assert found["pm9a3"].lines == ("drive=pm9a3", "tiers.disk.capacity=1TiB")
+    assert found["micron_9550"].lines == (
+        "tiers.disk.capacity=1TiB", "hardware.disk_read_bytes_per_s=7000000000", "tiers.disk.scope=cluster",
+    )  # fmt: skip
