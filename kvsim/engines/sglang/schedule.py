@@ -280,7 +280,9 @@ class NodeSchedule(Schedule):
 
     def _extend(self, step: NodeStep) -> None:
         """Make a leap of a step that the next passes are certain to form again, if nobody arrives.
-        Ahead of results, the last of these steps is formed when the leap has begun, as its second one."""
+
+        Ahead of results, the last of these steps is formed when the leap has begun, as its second one.
+        """
         steps = min(self.running.repetitions(), self.copies.quiet_passes) + (0 if self.looks_ahead else 1)
         if steps > 1:
             step.work.max_steps = steps
