@@ -17,8 +17,8 @@ bytes       no word of a reused page or state is wrong
     python experiments/hardware/tiers.py                            anywhere: simulates, and writes the tables
 
 Reads tiers_configurations.json and the archives in tiers_recorded. Writes tiers.md, .csv, .html and, where a Chromium is
-installed, .png; the page has tiers_findings.md after its claims, if there is such a file. Exits with 1 if a claim fails, with 2 if
-a configuration cannot be simulated.
+installed, .png; the page has tiers_findings.md after its claims, if there is such a file. Exits with 1 if a claim fails, with 2
+if a configuration cannot be simulated.
 """
 
 import argparse
@@ -134,7 +134,9 @@ def claim_of_share(tier: str, least: int, points: float, known: Mapping[str, Map
 def claim_of_bytes(records: Mapping[str, Record]) -> Claim:
     """Return the claim that what was reused was right."""
     runs = [run for record in records.values() for run in record["hardware"]]
-    wrong, verified, states = (sum(run.get(key, 0) for run in runs) for key in ("wrong_words", "verified_pages", "verified_states"))
+    wrong, verified, states = (
+        sum(run.get(key, 0) for run in runs) for key in ("wrong_words", "verified_pages", "verified_states")
+    )
     text = f"{wrong} wrong words in {verified:,} reused pages and {states:,} states of {len(runs)} runs"
     return Claim("no word of a reused page or state is wrong", text, wrong == 0 and verified > 0)
 
@@ -152,8 +154,12 @@ def of_all(held: Sequence[str], records: Mapping[str, Record], wanted: Sequence[
 
 
 def page(
-    configurations: Sequence[Configuration], served: Mapping[str, Served], records: Mapping[str, Record], image: str | None, findings: str
-) -> Iterator[str]:  # fmt: skip
+    configurations: Sequence[Configuration],
+    served: Mapping[str, Served],
+    records: Mapping[str, Record],
+    image: str | None,
+    findings: str,
+) -> Iterator[str]:
     """Yield the lines of the page. ``image`` is the picture's file, if there is one; ``findings`` is Markdown, or empty."""
     yield from ("# Simulated and measured, where lower tiers are hit", "")
     yield from claim_table(claims(records, [one.name for one in configurations]))
@@ -164,10 +170,10 @@ def page(
     yield from (
         "", "## All configurations", "",
         f"{devices}, {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} real runs each, made by "
-        "`python experiments/hardware/tiers_measure.py`; simulated by `python experiments/hardware/tiers.py` with the noise of the "
-        "same machine. A cell has the mean ± the standard deviation of the real runs, then how far the mean of the simulations is "
-        "from it, in points or percent: in italics where that is more than the spread of the runs but within the tolerance of "
-        "`kvsim validate`, **bold** where it is more than both. tiers.csv has all figures.", "",
+        "`python experiments/hardware/tiers_measure.py`; simulated by `python experiments/hardware/tiers.py` with the noise of "
+        "the same machine. A cell has the mean ± the standard deviation of the real runs, then how far the mean of the "
+        "simulations is from it, in points or percent: in italics where that is more than the spread of the runs but within the "
+        "tolerance of `kvsim validate`, **bold** where it is more than both. tiers.csv has all figures.", "",
     )  # fmt: skip
     heads = [f"{name} ({'%' if name.startswith('hit_rate') else 'ms'})" for name in SHOWN]
     yield from markdown(("", "machine", "requests", *heads), table_rows(configurations, served, records))
@@ -204,9 +210,8 @@ def write_csv(path: Path, served: Mapping[str, Served], records: Mapping[str, Re
 def picture(records: Mapping[str, Record]) -> go.Figure:
     """Draw hit rates by tier, measured beside simulated, and how far times to first token are apart, with their intervals."""
     known = {name: figures(record) for name, record in records.items()}
-    drawn = make_subplots(
-        rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.06, subplot_titles=("hit rate: measured, simulated", "simulated TTFT - measured")
-    )  # fmt: skip
+    titles = ("hit rate: measured, simulated", "TTFT: how much longer it is simulated")
+    drawn = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.06, subplot_titles=titles)
     for place, tier in enumerate(TIERS[:-1]):
         for side, opacity in (("hardware", 1.0), ("simulated", 0.5)):
             shares = [some[f"hit_rate {tier}"][side]["mean"] if f"hit_rate {tier}" in some else 0.0 for some in known.values()]
@@ -218,12 +223,14 @@ def picture(records: Mapping[str, Record]) -> go.Figure:
     for place, key in enumerate(WITHIN):
         points = [some[key] for some in known.values()]
         ends = {
-            "type": "data", "symmetric": False, "thickness": 1,
-            "array": [one["high"] - one["distance"] for one in points], "arrayminus": [one["distance"] - one["low"] for one in points],
+            "type": "data", "symmetric": False, "thickness": 1, "array": [one["high"] - one["distance"] for one in points],
+            "arrayminus": [one["distance"] - one["low"] for one in points],
         }  # fmt: skip
         marker = {"color": COLOURS[len(TIERS) + place - 1], "size": 9}
         distances = [one["distance"] for one in points]
-        drawn.add_trace(go.Scatter(x=list(known), y=distances, mode="markers", name=key, marker=marker, error_y=ends), row=2, col=1)
+        drawn.add_trace(
+            go.Scatter(x=list(known), y=distances, mode="markers", name=key, marker=marker, error_y=ends), row=2, col=1
+        )
     drawn.add_hline(y=0, line={"color": GREY, "dash": "dash"}, row=2, col=1)  # type: ignore[arg-type]
     drawn.update_yaxes(tickformat=".0%")
     return drawn.update_layout(width=1000, height=760, template="plotly_white", barmode="group", margin={"t": 40})

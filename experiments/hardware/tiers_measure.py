@@ -84,6 +84,8 @@ class Session:
         self.folder = folder / self.machine
         self.ends = monotonic() + seconds
         self.set_up_s = SET_UP_S
+        self.failed: set[str] = set()
+        """Models whose calibration has failed."""
         (self.folder / "hardware").mkdir(parents=True, exist_ok=True)
 
     @property
@@ -95,7 +97,7 @@ class Session:
         name = f"measured_{model}"
         if (self.folder / "hardware" / f"{name}.yaml").exists():
             return True
-        if self.left_s < CALIBRATION_S:
+        if model in self.failed or self.left_s < CALIBRATION_S:
             return False
         words = [f"name={name}", f"model={model}", f"output={self.folder / 'hardware'}", f"disk={self.folder}"]
         began = monotonic()
@@ -103,6 +105,8 @@ class Session:
         command = [sys.executable, "-m", "kvsim", "calibrate", *words]  # a process of its own, so that it leaves no memory in use
         code = subprocess.run(command, check=False, env=os.environ | {"PYTHONPATH": path}).returncode
         print(f"calibrate {model}: {monotonic() - began:.0f} s, exit code {code}", flush=True)
+        if code:
+            self.failed.add(model)
         return code == 0
 
     def run(self, one: Configuration, number: int) -> bool:
