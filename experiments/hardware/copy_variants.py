@@ -29,6 +29,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,7 @@ class Study:
         self.machine, self.is_tiny, self.unsupported = machine, options.tiny, unsupported
         self.ends = time.perf_counter() + options.seconds
         self.rates = memcpy_rates(machine)
+        self.tiers: TierCopy | None = None
         self.wrong: list[str] = []
         self.compared = 0
 
@@ -100,8 +102,10 @@ class Study:
         return min(n_bytes, KIB) if self.is_tiny else n_bytes
 
     def job(self, fragment_bytes: int, run: int, way: Way, total_bytes: int) -> Job:
-        """Return lists of runs of neighbours, in random order on both sides."""
-        tiers = TierCopy(*self.machine.pools(fragment_bytes, LAYERS), CopyRule())
+        """Return lists of runs of neighbours, in random order on both sides. Ends the job before."""
+        if self.tiers is not None:
+            self.tiers.close()
+        self.tiers = tiers = TierCopy(*self.machine.pools(fragment_bytes, LAYERS), CopyRule())
         count = max(1, min(total_bytes, self.machine.pool_bytes // 2) // tiers.page_bytes // run)
         run = min(run, tiers.host.shape[0])
         lists = [self.machine.rng.permutation(tiers.host.shape[0] // run)[:count] for _ in range(2)]
@@ -227,18 +231,21 @@ def probe(name: str) -> int:
 
 def unsupported_ones() -> dict[str, str]:
     """Return why a way is not supported, by its name."""
-    found = {}
-    for name in PROBES:
-        command = [sys.executable, str(Path(__file__).resolve()), "--probe", name]
-        try:
-            tried = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-        except subprocess.TimeoutExpired:
-            found[name] = "does not end within 60 s"
-            continue
-        if tried.returncode:
-            lines = tried.stderr.strip().splitlines()
-            found[name] = "wrong bytes" if tried.returncode == 3 else (lines or [f"exit code {tried.returncode}"])[-1]
-    return found
+    with ThreadPoolExecutor(len(PROBES)) as threads:
+        return {name: why for name, why in zip(PROBES, threads.map(reason_against, PROBES), strict=True) if why}
+
+
+def reason_against(name: str) -> str:
+    """Try a way in a process of its own; return why it is not supported, or nothing."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--probe", name]
+    try:
+        tried = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    except subprocess.TimeoutExpired:
+        return "does not end within 60 s"
+    if tried.returncode == 3:
+        return "wrong bytes"
+    lines = tried.stderr.strip().splitlines()
+    return (lines or [f"exit code {tried.returncode}"])[-1] if tried.returncode else ""
 
 
 # The page
