@@ -129,7 +129,7 @@ class Session:
     def pack(self, path: Path) -> None:
         """Write the machine's descriptions and runs to an archive, which depends on nothing but their content."""
         runs = (file for name in RECORDED for file in self.folder.glob(f"runs/*/*/{name}"))
-        with replacing(path) as packed, tarfile.open(fileobj=packed, mode="w:xz", preset=6) as archive:
+        with replacing(path) as packed, tarfile.open(fileobj=packed, mode="w:xz", preset=2) as archive:
             for file in sorted([*self.folder.glob("hardware/*.yaml"), *runs]):
                 member = tarfile.TarInfo(str(file.relative_to(self.folder.parent)))
                 member.size = file.stat().st_size
