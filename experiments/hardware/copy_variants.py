@@ -1,0 +1,314 @@
+"""Is there a faster way to copy pages between GPU and host than kvsim's, or one that slows down concurrent products less?
+
+Pages are those of Llama 3 8B: 16 tokens (32 fragments of 64 KiB) and 64 tokens (256 KiB), and the share of 16 tokens that one of
+eight GPUs has (8 KiB). They lie in runs of 1 to 64 neighbours on both sides; the runs are in random order. All rates are shares
+of one memcpy of 1 GiB in the same process, from the call to the last byte. What each way has moved is compared, byte by byte.
+
+kernel          kvsim's copying kernel                      staged      kvsim's way through a buffer on the GPU
+batch           kvsim's batch of a copy for each fragment   each        a call of the driver for each fragment
+pages           a two-dimensional copy for each page: its 32 fragments are the rows
+runs            a two-dimensional copy for each run in each layer: its pages are the rows
+batch of pages  all pages in one call
+tiles           a kernel of many small programs; ``TMA``: by tensor descriptors. With ``carveout``, multiprocessors stay set up
+                for kernels with much shared memory, so that a program finds room beside a product
+
+Tables: all ways by run length; kernels by their shape; single tokens in CPU pages of 256 (LightLLM's), by run length, with a copy
+for each run; and every way beside a loop of bf16 products: how much longer these take while it copies, and how fast it copies.
+What a driver or a kernel might not support is tried in a process of its own before.
+
+    python experiments/hardware/copy_variants.py --output DIR [--seconds 280]        on a machine with a GPU
+    TRITON_INTERPRET=1 python experiments/hardware/copy_variants.py --tiny           small sizes, on the CPU
+
+Writes copy_variants.json and copy_variants.md after every table, and exits with 1 if a byte was wrong.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # Streams that share a hardware queue wait for each other.
+
+import torch
+import triton
+from copies import GIB, HERE, KIB, LAYERS, MIB, SHAPES, Machine, copying, memcpy_rates, table
+from copy_engines import Engines
+from copy_jobs import Action, Job, Products
+from copy_kernels import Compiled, Shape, let_descriptors_allocate
+
+from kvsim.hardware.copy_rule import CopyRule
+from kvsim.substrate.hardware.memory.tier_copy import WAYS, TierCopy, Way
+
+PAGES = {"16 tokens": 64 * KIB, "64 tokens": 256 * KIB, "16 tokens, one of 8 GPUs": 8 * KIB}
+"""Bytes of a fragment."""
+RUNS = (1, 2, 4, 16, 64)
+COARSE_RUNS = (1, 16, 64, 256)
+COARSE_PAGES, TOKEN_FRAGMENT_BYTES = 256, 4 * KIB
+LEAN = Shape(programs=132, tile_bytes=8 * KIB, warps=1, stages=1, is_descriptor=True, has_carveout=True)
+SHAPES_ALONE = (
+    *(Shape(programs=count, tile_bytes=32 * KIB) for count in (1, 2, 4, 8, 16, 33, 66, 132)),
+    *(Shape(programs=4, tile_bytes=size * KIB) for size in (4, 8, 16, 64)),
+    *(Shape(programs=count, tile_bytes=16 * KIB, warps=8, stages=2) for count in (4, 8, 16)),
+    Shape(programs=8, tile_bytes=16 * KIB, load=".cg"), Shape(programs=8, tile_bytes=16 * KIB, load=".cv"),
+    Shape(programs=8, tile_bytes=16 * KIB, store=".cs"), Shape(programs=8, tile_bytes=16 * KIB, store=".wt"),
+    Shape(programs=8, tile_bytes=16 * KIB, evict="evict_first"),
+    *(Shape(programs=count, tile_bytes=2 * KIB, warps=1, stages=1, registers=32) for count in (33, 66, 132, 264)),
+    *(Shape(programs=count, tile_bytes=size * KIB, warps=1, stages=1, is_descriptor=True)
+      for count in (4, 16, 66, 132) for size in (8, 16, 32)),
+    Shape(programs=4, tile_bytes=16 * KIB, stages=4, is_descriptor=True),
+)  # fmt: skip
+SHAPES_BESIDE = (
+    Shape(programs=4, tile_bytes=32 * KIB), Shape(programs=4, tile_bytes=32 * KIB, pace=0.85),
+    Shape(programs=132, tile_bytes=2 * KIB, warps=1, stages=1, registers=32),
+    Shape(programs=132, tile_bytes=2 * KIB, warps=1, stages=1, registers=32, has_carveout=True),
+    Shape(programs=132, tile_bytes=KIB, warps=1, stages=1, registers=32, has_carveout=True, pace=0.9),
+    Shape(programs=132, tile_bytes=8 * KIB, warps=1, stages=1, is_descriptor=True), LEAN,
+    Shape(programs=66, tile_bytes=8 * KIB, warps=1, stages=1, is_descriptor=True, has_carveout=True),
+    Shape(programs=33, tile_bytes=8 * KIB, warps=1, stages=1, is_descriptor=True, has_carveout=True),
+    Shape(programs=16, tile_bytes=8 * KIB, warps=1, stages=1, is_descriptor=True, has_carveout=True),
+    Shape(programs=132, tile_bytes=4 * KIB, warps=1, stages=1, is_descriptor=True, has_carveout=True),
+)  # fmt: skip
+PROBES = ("TMA load", "TMA store", "batch of pages load", "batch of pages store")
+MOST_CALLS = 4096
+"""Ways with more calls of the driver than this are left out."""
+Row = dict[str, Any]
+
+
+class Study:
+    """All tables, as far as the time suffices."""
+
+    def __init__(self, machine: Machine, options: argparse.Namespace, unsupported: dict[str, str]) -> None:
+        self.machine, self.is_tiny, self.unsupported = machine, options.tiny, unsupported
+        self.ends = time.perf_counter() + options.seconds
+        self.rates = memcpy_rates(machine)
+        self.tiers: TierCopy | None = None
+        self.wrong: list[str] = []
+        self.compared = 0
+
+    @property
+    def is_late(self) -> bool:
+        return time.perf_counter() > self.ends
+
+    def fragment(self, n_bytes: int) -> int:
+        return min(n_bytes, KIB) if self.is_tiny else n_bytes
+
+    def job(self, fragment_bytes: int, run: int, way: Way, total_bytes: int) -> Job:
+        """Return lists of runs of neighbours, in random order on both sides. Ends the job before."""
+        if self.tiers is not None:
+            self.tiers.close()
+        self.tiers = tiers = TierCopy(*self.machine.pools(fragment_bytes, LAYERS), CopyRule())
+        count = max(1, min(total_bytes, self.machine.pool_bytes // 2) // tiers.page_bytes // run)
+        run = min(run, tiers.host.shape[0])
+        lists = [self.machine.rng.permutation(tiers.host.shape[0] // run)[:count] for _ in range(2)]
+        pages = [(firsts[:, None] * run + np.arange(run)).ravel() for firsts in lists]
+        return Job(self.machine, tiers, way, *pages, run, self.rates[way])
+
+    def timed(self, name: str, job: Job, action: Action) -> float:
+        """Check a way, then return its rate as a share of memcpy's."""
+        self.compared += 1
+        if not job.check(action):
+            self.wrong.append(name)
+        return job.n_bytes / self.machine.seconds(action, 3 if self.is_tiny else 5) / job.bytes_per_s
+
+    def supports(self, name: str, way: Way) -> bool:
+        return not self.machine.has_gpu or f"{name} {way}" not in self.unsupported
+
+    def ways(self, job: Job) -> Iterator[tuple[str, Action]]:
+        """Yield all ways to copy, by name."""
+        engines = Engines(job.tiers, job.way, job.gpu_pages, job.host_pages, job.run)
+        for name, method in (("kernel", "kernel"), ("staged", "staged"), ("batch", "memcpy")):
+            yield name, copying(job.tiers, job.way, job.gpu_pages, job.host_pages, method)  # type: ignore[arg-type]
+        pages, layers = len(job.gpu_pages), job.tiers.layers
+        if pages * layers <= MOST_CALLS:
+            yield "each", engines.each
+        if pages <= MOST_CALLS:
+            yield "pages", engines.pages
+        if job.run > 1 and pages // job.run * layers <= MOST_CALLS:
+            yield "runs", engines.runs
+        if self.supports("batch of pages", job.way):
+            yield "batch of pages", engines.batch_of_pages
+        if self.supports("TMA", job.way) and self.machine.has_gpu:
+            yield "TMA", job.tiles(LEAN)
+
+    def alone(self) -> Iterator[Row]:
+        total = 64 * KIB if self.is_tiny else 512 * MIB
+        for pages, n_bytes in PAGES.items():
+            for run in RUNS:
+                for size in (total, total // 32) if pages == "16 tokens" else (total,):
+                    for way in WAYS:
+                        if self.is_late:
+                            return
+                        job = self.job(self.fragment(n_bytes), run, way, size)
+                        for name, action in self.ways(job):
+                            share = self.timed(f"{name}, {way}, {pages}, runs of {run}", job, action)
+                            yield {"pages": pages, "run": run, "bytes": job.n_bytes, "way": way, "name": name, "share": share}
+
+    def shapes(self) -> Iterator[Row]:
+        total = 64 * KIB if self.is_tiny else 512 * MIB
+        for shape in SHAPES_ALONE[:: 8 if self.is_tiny else 1]:
+            for way in WAYS:
+                if self.is_late:
+                    return
+                if shape.is_descriptor and not (self.supports("TMA", way) and self.machine.has_gpu):
+                    continue
+                job, seen = self.job(self.fragment(64 * KIB), 1, way, total), list[Compiled | None]()
+                share = self.timed(f"{shape.name}, {way}", job, job.tiles(shape, seen))
+                yield {"way": way, "name": shape.name, "share": share, **asdict(shape), **described(seen)}
+
+    def coarse(self) -> Iterator[Row]:
+        """Single tokens on the GPU, in runs, and CPU pages of 256."""
+        unit = 4 if self.is_tiny else COARSE_PAGES
+        fragment_bytes = self.fragment(TOKEN_FRAGMENT_BYTES)
+        pages = self.machine.pool_bytes // (fragment_bytes * LAYERS) // unit * unit
+        end = pages * LAYERS * fragment_bytes
+        gpu = self.machine.gpu[:end].view(LAYERS, pages, fragment_bytes)
+        host = self.machine.host[:end].view(pages // unit, LAYERS, unit * fragment_bytes)
+        tiers = TierCopy(gpu, host, CopyRule(), unit_pages=unit)
+        for run in [run for run in COARSE_RUNS if run <= unit]:
+            for way in WAYS:
+                if self.is_late:
+                    return
+                order = self.machine.rng.permutation(pages // run)[: pages // run // 4]
+                gpu_pages = (order[:, None] * run + np.arange(run)).ravel()
+                larger = self.machine.rng.permutation(pages // unit)[: -(-len(gpu_pages) // unit)]
+                host_pages = (larger[:, None] * unit + np.arange(unit)).ravel()[: len(gpu_pages)]
+                job = Job(self.machine, tiers, way, gpu_pages, host_pages, run, self.rates[way])
+                engines = Engines(tiers, way, gpu_pages, job.host_indices(), run)
+                ways = {"kernel": copying(tiers, way, gpu_pages, host_pages, "kernel"), "merged": engines.merged}
+                for name, action in ways.items():
+                    share = self.timed(f"{name}, {way}, coarse, runs of {run}", job, action)
+                    yield {"run": run, "bytes": job.n_bytes, "way": way, "name": name, "share": share}
+
+    def beside(self) -> Iterator[Row]:
+        """Products next to each way."""
+        for product, shape in list(SHAPES.items())[::-1]:
+            loop = Products(*shape)
+            cases = [("16 tokens", 1), ("16 tokens", 16), ("64 tokens", 1), ("16 tokens, one of 8 GPUs", 1)]
+            for pages, run in cases if product == list(SHAPES)[-1] else cases[:1]:
+                for way in WAYS:
+                    if self.is_late:
+                        return
+                    job = self.job(PAGES[pages], run, way, 512 * MIB)
+                    ways = [(name, action) for name, action in self.ways(job) if name != "TMA"]
+                    if run == 1 and pages != "64 tokens":
+                        shapes = [one for one in SHAPES_BESIDE if not one.is_descriptor or self.supports("TMA", way)]
+                        ways += [(one.name, job.tiles(one)) for one in shapes]
+                    for name, action in ways:
+                        slower, rate = loop.beside(action, job.n_bytes)
+                        found = {"time": slower, "share": rate / job.bytes_per_s}
+                        yield {"product": product, "pages": pages, "run": run, "way": way, "name": name, **found}
+
+
+def described(seen: list[Compiled | None]) -> Row:
+    """What the compiler made of a kernel."""
+    one = seen[0] if seen else None
+    return {"used_registers": one.registers, "shared_bytes": one.shared_bytes} if one else {}
+
+
+# What may not be supported
+
+
+def probe(name: str) -> int:
+    """Try one way on small pools; return 0 if all bytes are right."""
+    machine = Machine(64 * MIB)
+    let_descriptors_allocate(machine.device)
+    kind, _, way = name.rpartition(" ")
+    tiers = TierCopy(*machine.pools(64 * KIB, LAYERS), CopyRule())
+    lists = machine.lists(tiers.host.shape[0], 8)
+    job = Job(machine, tiers, way, *lists, 1, 50e9)  # type: ignore[arg-type]
+    action = job.tiles(LEAN) if kind == "TMA" else Engines(tiers, way, *lists, 1).batch_of_pages  # type: ignore[arg-type]
+    return 0 if job.check(action) else 3
+
+
+def unsupported_ones() -> dict[str, str]:
+    """Return why a way is not supported, by its name."""
+    with ThreadPoolExecutor(len(PROBES)) as threads:
+        return {name: why for name, why in zip(PROBES, threads.map(reason_against, PROBES), strict=True) if why}
+
+
+def reason_against(name: str) -> str:
+    """Try a way in a process of its own; return why it is not supported, or nothing."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--probe", name]
+    try:
+        tried = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    except subprocess.TimeoutExpired:
+        return "does not end within 60 s"
+    if tried.returncode == 3:
+        return "wrong bytes"
+    lines = tried.stderr.strip().splitlines()
+    return (lines or [f"exit code {tried.returncode}"])[-1] if tried.returncode else ""
+
+
+# The page
+
+
+def page(found: dict[str, Any]) -> str:
+    """Return the tables as Markdown."""
+    versions = f"torch {torch.__version__}, triton {triton.__version__}"
+    compared = f"{found['compared']} copies were compared byte by byte; wrong: {', '.join(found['wrong']) or 'none'}."
+    text = [f"# Ways to copy pages\n\n{found['device']}, {versions}. {compared}\n"]
+    text.append(table(["memcpy of 1 GiB", "GB/s"], [[way, f"{rate / 1e9:.1f}"] for way, rate in found["rates"].items()]))
+    if found["unsupported"]:
+        text.append(table(["not supported", "why"], [[name, why] for name, why in found["unsupported"].items()]))
+    keys = {
+        "alone": ("pages", "way", "bytes", "run"), "coarse": ("way", "bytes", "run"), "shapes": ("name",),
+    }  # fmt: skip
+    for name, of in keys.items():
+        columns = "way" if name == "shapes" else "name"
+        text.append(f"## {name.capitalize()}: shares of memcpy\n\n" + pivot(found.get(name, []), of, columns, ("share",)))
+    text.append("## Beside products: their time, and the copy's share of memcpy\n\n")
+    text.append(pivot(found.get("beside", []), ("product", "pages", "run", "name"), "way", ("time", "share")))
+    return "\n".join(text)
+
+
+def pivot(rows: list[Row], of: tuple[str, ...], columns: str, values: tuple[str, ...]) -> str:
+    """Return a table with a line for each combination of ``of`` and a column for each value of ``columns``."""
+    heads = list(dict.fromkeys(row[columns] for row in rows))
+    lines: dict[tuple[Any, ...], dict[str, str]] = {}
+    for row in rows:
+        cell = ", ".join(f"{row[value]:.3f}" for value in values)
+        lines.setdefault(tuple(row[key] for key in of), {})[row[columns]] = cell
+    return table([*of, *heads], [[*key, *(cells.get(head, "") for head in heads)] for key, cells in lines.items()])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="small sizes, for the CPU")
+    parser.add_argument("--seconds", type=float, default=280, help="begin no further measurement after so many seconds")
+    parser.add_argument("--output", type=Path, default=HERE, help="folder for copy_variants.json and copy_variants.md")
+    parser.add_argument("--probe", choices=PROBES, help="only try whether this works")
+    options = parser.parse_args()
+    if options.probe:
+        return probe(options.probe)
+    if not options.tiny and not torch.cuda.is_available():
+        parser.error("no GPU found; use --tiny with TRITON_INTERPRET=1")
+    began = time.perf_counter()
+    unsupported = unsupported_ones() if torch.cuda.is_available() else {}
+    machine = Machine(8 * MIB if options.tiny else 2 * GIB)
+    let_descriptors_allocate(machine.device)
+    options.seconds -= time.perf_counter() - began
+    study = Study(machine, options, unsupported)
+    device = torch.cuda.get_device_name() if machine.has_gpu else "no GPU, interpreter"
+    found: dict[str, Any] = {"device": device, "rates": study.rates, "unsupported": unsupported}
+    options.output.mkdir(parents=True, exist_ok=True)
+    for name in ("beside", "shapes", "coarse", "alone") if machine.has_gpu else ("shapes", "coarse", "alone"):
+        found[name] = list(getattr(study, name)())
+        found |= {"compared": study.compared, "wrong": study.wrong}
+        (options.output / "copy_variants.json").write_text(json.dumps(found, indent=1) + "\n")
+        (options.output / "copy_variants.md").write_text(page(found))
+        print(f"{time.perf_counter() - began:5.0f} s  {name}, {len(found[name])} rows", flush=True)
+    print(page(found))
+    return 1 if study.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
