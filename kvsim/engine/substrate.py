@@ -53,6 +53,8 @@ class Work:
     if the engine reports after each step."""
     has_copies: bool = False
     """Whether copies from or to the engine's GPU begin at the same time."""
+    is_cut: bool = False
+    """Set when the engine fails: the rest of it is not computed."""
 
     def times_formed(self, steps: int) -> int:
         """Return how often the engine forms the first ``steps`` steps: once for a leap, unless it forms each step."""
@@ -97,6 +99,8 @@ class Substrate(Protocol):
 
     def compute(self, work: Work, loads: list[Transfer]) -> Event:
         """Run a step or a leap; layer l starts when layer l of the loads has arrived.
+
+        With several stages, steps follow one another through them: others of the engine may be under way.
 
         The event's value is the number of steps done, or ``LOST`` if the engine's GPU was lost before the end.
         """

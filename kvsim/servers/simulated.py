@@ -109,6 +109,7 @@ ENGINES: Mapping[str, Engine] = {
                 "parallel_config.pipeline_parallel_size",
                 _above(1),
                 "the server has {value} pipeline stages (pipeline_parallel_size), the simulation has one",
+                "hardware.pipeline_parallel",
             ),
             Missing(
                 "speculative_config.num_speculative_tokens",
@@ -158,7 +159,12 @@ ENGINES: Mapping[str, Engine] = {
                 "the server does not compute prompts in chunks (chunked_prefill_size): set rules.chunked_prefill=false",
                 "rules.chunked_prefill",
             ),
-            Missing("pp_size", _above(1), "the server has {value} pipeline stages (pp_size), the simulation has one"),
+            Missing(
+                "pp_size",
+                _above(1),
+                "the server has {value} pipeline stages (pp_size), the simulation has one",
+                "hardware.pipeline_parallel",
+            ),
             Missing(
                 "speculative_algorithm",
                 _is_set,
