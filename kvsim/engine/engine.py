@@ -112,6 +112,8 @@ class Engine(Watch):
         self.steps_in_flight = steps_in_flight
         self.busy_s = 0.0
         """Time in which a step was under way."""
+        self.exchange_s = self.stages_s = 0.0
+        """Sums of what steps that have ended had of these (``Work``)."""
         self._busy_until_s = 0.0
         self._flight: deque[tuple[Step, Event, float]] = deque()
         """The steps under way, with the events of their ends and the times at which they began."""
@@ -250,6 +252,9 @@ class Engine(Watch):
         work = step.work
         self.busy_s += self.env.now - max(began_s, self._busy_until_s)
         self._busy_until_s = self.env.now
+        if work.exchange_s or work.stages_s:
+            self.exchange_s += work.exchange_s * max(done, 1)
+            self.stages_s += work.stages_s
         self._leap = None
         if work.stalled_s:
             for job, _ in work.prefilling:

@@ -44,6 +44,11 @@ class Work:
     """Set by the substrate by the end of a step with loads: how much of it had to wait for them. A simulation sets by how much
     the step would have been shorter without them. On hardware, where layers are not timed, it is the time until the last of them
     had landed, although some layers were computed in it."""
+    exchange_s: float = 0.0
+    """Set by a substrate with pipeline or expert parallelism: seconds of each step in which GPUs exchange activations instead of
+    computing, on average over the stages."""
+    stages_s: float = 0.0
+    """Set by a substrate with several stages: the seconds that the step takes of each of them, on average."""
     decode_step: int = 0
     """Decode steps of the engine before this work; see ``Job.cached_tokens``."""
     engine: int = 0

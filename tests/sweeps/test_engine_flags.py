@@ -116,7 +116,8 @@ def test_flags_that_presets_name_too_have_the_same_names(engine: str) -> None:
     mine = {flag for server in SERVERS if server.engine == engine for flag in server.flags}
     assert len(mine & named) >= 6
     own = {"--tensor-parallel-size", "--gpu-memory-utilization", "--kv-cache-memory-bytes", "--kv-transfer-config", "--tp-size",
-           "--mem-fraction-static", "--max-total-tokens", "--hicache-size", "--enable-lmcache"}  # fmt: skip
+           "--mem-fraction-static", "--max-total-tokens", "--hicache-size", "--enable-lmcache",
+           "--pipeline-parallel-size", "--enable-expert-parallel", "--pp-size", "--ep-size", "--moe-a2a-backend"}  # fmt: skip
     assert mine - named <= own
 
 

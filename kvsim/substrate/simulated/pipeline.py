@@ -10,7 +10,7 @@ from kvsim.engine.substrate import Work
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.model.spec import ModelSpec
 from kvsim.model.stages import layers_of_stages, stages_of
-from kvsim.substrate.simulated.communication import ACTIVATION_BYTES, tokens_of
+from kvsim.substrate.simulated.communication import ACTIVATION_BYTES, Communication, tokens_of
 from kvsim.substrate.simulated.compute import step_times
 from kvsim.substrate.simulated.links import Flow
 from kvsim.substrate.simulated.warmth import WarmSteps
@@ -32,12 +32,20 @@ class StageTimes:
         self.layers = layers_of_stages(model.layers, count)
         machines = [hardware.stage(layers / model.layers) for layers in self.layers]
         pairs = zip(stages_of(model, count), machines, strict=True)
-        self.stages = [WarmSteps(step_times(stage, machine), machine, engines=engines) for stage, machine in pairs]
+        self.stages: list[WarmSteps] = []
+        self._exchanges: list[Communication] = []
+        for stage, machine in pairs:
+            self.stages.append(WarmSteps(step_times(stage, machine), machine, engines=engines))
+            self._exchanges.append(Communication(stage, machine))
         self._row_bytes = SENT_TENSORS * ACTIVATION_BYTES * model.hidden_size
 
     def send_s(self, work: Work) -> float:
         """Return the seconds that the activations of a step take from one stage to the next."""
         return self.hardware.stage_send_s(self._row_bytes * tokens_of(work))
+
+    def exchange_s(self, work: Work) -> float:
+        """Return the seconds in which the GPUs of a stage exchange activations, on average over the stages."""
+        return sum([exchange.step_s(work) for exchange in self._exchanges]) / len(self._exchanges)
 
     def host_s(self, work: Work) -> float:
         """Return the seconds that a step takes of the host, where steps follow one another while stages compute others."""
@@ -112,6 +120,7 @@ class Line:
         work, now = passing.work, self.env.now
         free_s = self._free_s.copy()
         ends_s, stages_s = self._pass(passing, free_s, passing.flows)
+        work.stages_s, work.exchange_s = sum(stages_s) / len(stages_s), self.times.exchange_s(work)
         if passing.flows:
             unhindered_s, _ = self._pass(passing, self._free_s.copy(), [], stages_s)
             work.stalled_s = ends_s - unhindered_s
