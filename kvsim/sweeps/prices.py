@@ -203,10 +203,10 @@ def _check_policy(policy: str, place: str) -> None:
         group = key.partition(".")[0]
         if key not in OWN and group in HARDWARE:
             raise UsageError(f"{place}: {key} is no policy: it changes the hardware, whose price it would not change")
+        if key in DEGREES:
+            raise UsageError(f"{place}: {key} is no policy: set choices.{DEGREES[key]}")
         if key in OWN or group in NO_POLICIES:
-            raise UsageError(
-                f"{place}: {key} is no policy: {f'set choices.{DEGREES[key]}' if key in DEGREES else 'it costs money' if key in OWN else 'set it on the command line'}"
-            )
+            raise UsageError(f"{place}: {key} is no policy: {'it costs money' if key in OWN else 'set it on the command line'}")
 
 
 def _check_names(key: str, names: Iterable[str], known: Mapping[str, Any], what: str) -> None:

@@ -85,7 +85,7 @@ def test_more_bytes_take_no_less_time(gpus: int, n_bytes: float, more: float) ->
         ({"pipeline_parallel": 3}, "pipeline_parallel=3 does not divide gpus=8"),
         ({"pipeline_parallel": 0}, "pipeline_parallel must be at least 1, not 0"),
         ({"tensor_parallel": 4}, "gpus is 8, but tensor_parallel=4 x pipeline_parallel=1 is 4: set gpus=4"),
-        ({"tensor_parallel": 8, "pipeline_parallel": 2}, "gpus is 8, but tensor_parallel=8 x pipeline_parallel=2 is 16: set gpus=16"),
+        ({"tensor_parallel": 8, "pipeline_parallel": 2}, "gpus is 8, but tensor_parallel=8 x pipeline_parallel=2 is 16"),
         ({"expert_parallel": 3}, "expert_parallel=3 does not divide the 8 tensor-parallel GPUs"),
         ({"pipeline_parallel": 2, "expert_parallel": 8}, "expert_parallel=8 does not divide the 4 tensor-parallel GPUs"),
         ({"expert_parallel": 4, "expert_exchange": "all2all"}, "expert_exchange=all2all needs expert_parallel=8, all GPUs"),

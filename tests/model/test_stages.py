@@ -13,9 +13,7 @@ from kvsim.model.stages import layers_of_stages, stages_of
 
 CONF = Path(__file__).parent.parent.parent / "conf" / "model"
 SMALL = ModelSpec(layers=5, hidden_size=2, vocabulary=7, heads=2, kv_heads=1, head_dim=3, mlp_width=11)
-SPARSE = replace(
-    SMALL, mlp_width=11, dense_layers=3, routed_experts=8, experts_per_token=2, shared_experts=1, expert_width=5
-)
+SPARSE = replace(SMALL, mlp_width=11, dense_layers=3, routed_experts=8, experts_per_token=2, shared_experts=1, expert_width=5)
 
 
 def from_file(name: str) -> ModelSpec:
@@ -75,7 +73,8 @@ def test_shared_embeddings_are_on_both_ends() -> None:
 
 
 def test_dense_layers_are_the_first_ones() -> None:
-    assert [(part.layers, part.dense_layers, part.moe_layers) for part in stages_of(SPARSE, 3)] == [(2, 2, 0), (2, 1, 1), (1, 0, 1)]
+    parts = stages_of(SPARSE, 3)
+    assert [(part.layers, part.dense_layers, part.moe_layers) for part in parts] == [(2, 2, 0), (2, 1, 1), (1, 0, 1)]
     assert [part.moe_layers for part in stages_of(from_file("deepseek_v3"), 4)] == [12, 15, 16, 15]
 
 
@@ -83,7 +82,11 @@ def test_dense_layers_are_the_first_ones() -> None:
     ("model", "count", "message"),
     [
         (SMALL, 6, "pipeline_parallel must be at most 5, the model's layers, not 6"),
-        (replace(SMALL, mlp_layers=2), 2, "pipeline_parallel=2: stages of a model in which some layers have no MLP are not simulated"),
+        (
+            replace(SMALL, mlp_layers=2),
+            2,
+            "pipeline_parallel=2: stages of a model in which some layers have no MLP",
+        ),
         (from_file("nemotron_h_8b"), 2, "pipeline_parallel=2: stages of a model in which some layers are recurrent"),
     ],
 )
