@@ -54,10 +54,12 @@ def check_parallel(plan: Plan, command: str, keys: set[str]) -> None:
     """Raise UsageError for a way to share the model that cannot be simulated, and for settings without effect on it."""
     hardware = plan.hardware
     if hardware.pipeline_parallel > 1 and command in IN_TIME:
-        if plan.rules.engine:
+        rules = plan.rules
+        if not rules.has_stages([tier.name for tier in plan.tiers]):
+            ways = ", or ".join(filter(None, (rules.with_stages, "rules=default, whose batches follow vLLM's batch queue")))
             raise UsageError(
-                f"{STAGES}: {plan.rules.engine}'s own schedule is simulated with one step at a time, so without stages: set "
-                f"rules=default, whose batches follow vLLM's batch queue, or {STAGES}=1"
+                f"{STAGES}: {rules.engine}'s own schedule is simulated with one step at a time here, so without stages: set "
+                f"{ways}"
             )
         if hardware.noise is not None:
             raise UsageError(

@@ -235,3 +235,34 @@ def test_loads_that_a_step_waits_for_whole_are_there_before_it_begins(stages: in
     outcome = engine.serve(ask("abcdef"), ask("uvwxyzk", 40), ask("abcdefg", 100))
     assert hits(outcome, 2) == (0, 6, 0)
     assert outcome.ttft_s[2] == seconds(6 / stages + 5)
+
+
+def test_a_request_is_given_up_while_steps_in_flight_compute_it() -> None:
+    """At 4, the first 5 tokens of a prompt are in the second stage and 4 more in the first."""
+    served = pipeline(send_s=0.0)
+
+    def give_up() -> Any:
+        yield served.env.timeout(4.0)
+        (job,) = served.running.admitted
+        assert (job.computed, job.flying) == (0, 9)
+        served.abort(job)
+
+    served.env.process(give_up())
+    outcome = served.run(make_requests([ask("ab"), ask("c", 20)]))
+    check_idle(served)
+    assert outcome.ttft_s[1] == seconds(5)
+    assert served.gpu.pool.free + served.gpu.evictable_pages == 100
+
+
+def test_a_request_that_decodes_is_given_up_while_a_step_computes_it() -> None:
+    served = pipeline(send_s=0.0)
+
+    def give_up() -> Any:
+        yield served.env.timeout(6.0)
+        assert [len(group.jobs) for group in served.running.groups] == [1, 0]
+        served.abort(next(iter(served.running.groups[0].jobs)))
+
+    served.env.process(give_up())
+    outcome = served.run(make_requests([ask("a", output=9), ask("b", output=2)]))
+    check_idle(served)
+    assert outcome.e2e_s[1] > 0

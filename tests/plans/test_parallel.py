@@ -56,8 +56,13 @@ def test_the_number_of_gpus_is_the_product_of_the_degrees(overrides: tuple[str, 
             "hardware.pipeline_parallel=2: stages of a model in which some",
         ),
         (
-            ["preset=vllm", "hardware.pipeline_parallel=2"],
-            "hardware.pipeline_parallel: vLLM's own schedule is simulated with one",
+            ["preset=vllm", "rules.loop=overlap", "hardware.pipeline_parallel=2"],
+            "hardware.pipeline_parallel: vLLM's own schedule is simulated with one step at a time here, so without stages: set "
+            "rules.loop=plain without a CPU tier, or rules=default",
+        ),
+        (
+            ["preset=vllm_offload", "tiers.cpu.capacity=1GiB", "hardware.pipeline_parallel=2"],
+            "hardware.pipeline_parallel: vLLM's own schedule is simulated with one step at a time here",
         ),
         (
             ["preset=sglang", "hardware.pipeline_parallel=2"],
@@ -105,6 +110,11 @@ def test_what_has_no_effect_is_refused(overrides: list[str], message: str) -> No
     with pytest.raises(NoEffect) as refused:
         plan(*overrides)
     assert str(refused.value).startswith(message)
+
+
+def test_the_plain_loop_of_vllm_has_stages() -> None:
+    built = plan("preset=vllm", "hardware.pipeline_parallel=2")
+    assert built.rules.engine == "vLLM" and built.hardware.pipeline_parallel == 2
 
 
 def test_links_and_network_cards_have_an_effect_between_stages() -> None:
