@@ -75,6 +75,8 @@ class RunningRequests:
     @property
     def decoding_requests(self) -> int:
         """The number of requests that decode, in all groups."""
+        if len(self.groups) == 1:
+            return len(self.decoding.jobs)
         return sum([len(group.jobs) for group in self.groups])
 
     @property
@@ -84,6 +86,8 @@ class RunningRequests:
 
     def turn_to_idle_group(self) -> None:
         """Let the next step be that of a group of which none is under way, of one that has requests if there is any."""
+        if len(self.groups) == 1:
+            return
         idle = [group for group in self.groups if not group.is_flying]
         self.decoding = next((group for group in idle if group.jobs), idle[0])
 
