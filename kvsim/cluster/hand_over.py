@@ -39,7 +39,7 @@ class Receiver(Watch):
     def has_place(self) -> bool:
         """Whether one more request may run on the engine."""
         engine = self.engine
-        if not engine.is_up or engine.is_draining or engine.running.is_full and engine.running.decoding.jobs:
+        if not engine.is_up or engine.is_draining or engine.running.is_full and engine.running.decoding_requests:
             return False
         return len(engine.running) < engine.settings.max_running_requests
 

@@ -24,6 +24,8 @@ def outcome_of(book: Book, engines: list[Engine], layout: Layout, ended_s: float
         outages={engine.number: engine.outages for engine in engines if engine.outages},
         prefetch=summed([engine.prefetching.result() for engine in engines]),
         engines_busy_s=[engine.busy_s for engine in engines],
+        engines_exchange_s=[engine.exchange_s for engine in engines],
+        engines_stages_s=[engine.stages_s for engine in engines],
         engines_claiming_s=[engine.schedule.claiming_s for engine in engines],
         retractions=sum([engine.schedule.retractions for engine in engines]),
         lost_to_disagreement=disagreement(engines),

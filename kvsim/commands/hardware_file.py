@@ -17,6 +17,11 @@ COMMENTS = {
     "memory_bytes": "Memory of the GPU.",
     "memory_bytes_per_s": "Rate of a copy within GPU memory, counting bytes read and bytes written.",
     "gpus": "GPUs that serve one model together, tensor-parallel. One was measured.",
+    "tensor_parallel": "GPUs that share each layer; null: gpus / pipeline_parallel.",
+    "pipeline_parallel": "Stages of a pipeline, each with a part of the layers. One was measured.",
+    "expert_parallel": "Groups of the GPUs that share a layer, each with routed experts of its own; 1: all have a part of each.",
+    "expert_exchange": "allreduce: GPUs with experts of their own add up their results; all2all: tokens are sent there and back.",
+    "expert_imbalance": "Tokens that the busiest group's experts get, relative to the mean.",
     "host_to_device_bytes_per_s": "Rate of one long copy from pinned host memory to the GPU.",
     "device_to_host_bytes_per_s": "Rate of one long copy from the GPU to pinned host memory.",
     "both_directions_bytes_per_s": "Total rate while both directions are busy.",
@@ -49,6 +54,9 @@ COMMENTS = {
     "allreduce_peer_bytes_per_s": "Most between two GPUs, where each pair has a link of its own; null: no limit. Not measured.",
     "allreduce_latency_s": "Time of each step of an all-reduce beyond its bytes. Not measured.",
     "allreduce_steps": "Steps of an all-reduce; null: 2 x (gpus - 1), a ring. Not measured.",
+    "all2all_bytes_per_s": "Rate of each GPU that sends tokens to experts; null: as in an all-reduce. Not measured.",
+    "all2all_latency_s": "Time of each way beyond its bytes; null: that of a step of an all-reduce. Not measured.",
+    "all2all_dispatch_bytes": "Bytes of an element on the way to experts: 2 for bf16, 1 for FP8.",
     "host_memory_bytes_per_s": "Limit on the total rate of the host links of all engines of one host; null: none. Not measured.",
     "cluster_disk_read_bytes_per_s": "Rate of reads from a disk that all hosts share; null: as from a host's own. Not measured.",
     "cluster_disk_write_bytes_per_s": "The same for writes. Not measured.",
@@ -74,7 +82,7 @@ def yaml_value(value: Any) -> str:
     """Return a setting's value as YAML."""
     if value is None:
         return "null"
-    return str(value) if isinstance(value, list) else number(value)
+    return str(value) if isinstance(value, (list, str)) else number(value)
 
 
 def written(hardware: HardwareSpec, first_lines: str, comments: Mapping[str, str]) -> str:

@@ -269,6 +269,8 @@ def _candidate(ended: Ended) -> dict[str, Any]:
         "gpu": one.gpu,
         "engines": one.engines,
         "gpus_per_engine": one.gpus,
+        "pipeline_parallel": one.stages,
+        "expert_parallel": one.expert_groups,
         "cpu_bytes": one.cpu_bytes,
         "drive": one.drive,
         "policy": one.policy,

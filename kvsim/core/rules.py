@@ -107,6 +107,9 @@ class Rules:
     knows_resets: ClassVar[bool] = False
     """Whether an engine's rules allow a trace to reset the cache. kvsim's own rules do."""
 
+    with_stages: ClassVar[str] = ""
+    """What to set so that an engine's own schedule can have several steps in flight, as a pipeline does; empty: it never can."""
+
     samples: ClassVar[FanOut | None] = TOGETHER
     """How several answers to one prompt begin; None if an engine's rules do not support them."""
 
@@ -163,6 +166,10 @@ class Rules:
             if field.name in self.fixed_settings and (value := getattr(self, field.name)) != field.default:
                 setting, default = f"{field.name}={value}".lower(), str(field.default).lower()
                 raise ValueError(f"{setting} is not supported by {whose}: set it to {default}, {OWN}")
+
+    def has_stages(self, tiers: Sequence[str]) -> bool:
+        """Whether several steps may be in flight, as in a pipeline, in time and with the tiers of these names."""
+        return not self.engine
 
     def check_schedule(self, scheduling: Any, page_tokens: int, max_batch_tokens: int) -> None:
         """Raise ValueError if the rules, which apply to a simulation, do not support its scheduling policy or its steps."""

@@ -1,10 +1,12 @@
 """kvsim's own schedule, and vLLM's: continuous batching with chunked prefill; prompts and answers share each step."""
 
+from collections import deque
 from typing import Any, cast
 
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
+from kvsim.engine.decoding import Decoding
 from kvsim.engine.frontend import Frontend
 from kvsim.engine.job import DECODING, LOST, PREFILLING, Job
 from kvsim.engine.loading import Loading
@@ -20,6 +22,10 @@ class ContinuousBatching(Schedule):
 
     When decoding runs out of pages, the youngest request is retracted: it waits again and recomputes what is not cached of its
     prompt and its answer so far.
+
+    With several steps in flight, as vLLM's batch queue has them (``step_with_batch_queue`` in its ``v1/engine/core.py``), a step
+    has all requests that no other one computes: a request decodes again when its step has ended, and the next chunk of a prompt
+    may follow those under way. So requests of a step stay together, and another one is in flight only if a step has been full.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -36,10 +42,19 @@ class ContinuousBatching(Schedule):
         self.queue = queue
         self.waiting = WaitingRequests(parts.cache, parts.gpu, parts.mover, parts.prefetching, queue, parts.wake)
         loading = Loading(parts.cache, parts.mover, parts.prefetching, engine=parts.number, is_layerwise=parts.is_layerwise)
-        self.running = RunningRequests(parts.cache, parts.gpu, parts.mover, queue, self.waiting, loading, engine=parts.number)
+        self.running = RunningRequests(
+            parts.cache,
+            parts.gpu,
+            parts.mover,
+            queue,
+            self.waiting,
+            loading,
+            engine=parts.number,
+            steps_in_flight=parts.steps_in_flight,
+        )
         self._wake = parts.wake
-        self._batch: list[tuple[Job, int]] = []
-        """The prefill chunks of the step under way, or of the last one."""
+        self._flight: deque[tuple[Decoding, list[tuple[Job, int]]]] = deque()
+        """Who decodes in each step under way, and its prefill chunks."""
         self._is_alone = sum([not tier.above for tier in self.cache.tiers]) == 1
 
     def report_to(self, frontend: Frontend) -> None:
@@ -78,7 +93,9 @@ class ContinuousBatching(Schedule):
     # --- a step ------------------------------------------------------------------------------------------------------
 
     def form(self) -> Any:
-        running, decoding = self.running, self.running.decoding.jobs
+        running = self.running
+        running.turn_to_idle_group()
+        decoding = running.decoding.jobs
         if running.joining:
             running.join()
         needs_room = running.decoding.needs_pages(1) and (running.admitted or self.queue)
@@ -94,8 +111,12 @@ class ContinuousBatching(Schedule):
             return PLAN_AGAIN
         if not (batch or decoding):
             return None
-        self._batch = batch
-        return Step(self._work(batch, steps), [load for job, _ in batch for load in job.loads if not load.done])
+        step = Step(self._work(batch, steps), [load for job, _ in batch for load in job.loads if not load.done])
+        for job, tokens in batch:
+            job.flying += tokens
+        running.decoding.is_flying = True
+        self._flight.append((running.decoding, batch))
+        return step
 
     def _admit(self, batch: list[tuple[Job, int]], now: float) -> Any:
         """Admit from the queue, in its order, until the next step is full or a request does not fit.
@@ -148,8 +169,8 @@ class ContinuousBatching(Schedule):
     def _work(self, batch: list[tuple[Job, int]], steps: int) -> Work:
         decoding = self.running.decoding
         return Work(
-            chunks=[(tokens, job.computed) for job, tokens in batch],
-            sampled_tokens=sum([job.computed + tokens == job.target_tokens for job, tokens in batch]),
+            chunks=[(tokens, job.computed + job.flying) for job, tokens in batch],
+            sampled_tokens=sum([job.computed + job.flying + tokens == job.target_tokens for job, tokens in batch]),
             decode_requests=len(decoding.jobs),
             decode_context_tokens=decoding.context_tokens,
             max_steps=steps,
@@ -161,7 +182,8 @@ class ContinuousBatching(Schedule):
         )
 
     def ended(self, step: Step, steps: int) -> None:
-        self._batch = []
+        self.running.decoding, _ = self._flight.popleft()
+        self.running.decoding.is_flying = False
         self.running.advance(steps)
         while (ended := self.running.decoding.remove_ended()) is not None:
             self._finish(ended)
@@ -175,6 +197,7 @@ class ContinuousBatching(Schedule):
         lease = job.lease
         assert lease is not None
         job.computed += tokens
+        job.flying -= tokens
         if job.computed < job.target_tokens:
             self.cache.end_chunk(lease, job.computed, self.env.now)
             return
@@ -222,6 +245,11 @@ class ContinuousBatching(Schedule):
         self.frontend.book.finished(job, self.number, self.env.now)
         self.frontend.ended(job.request, self.number)
 
+    @property
+    def _computed(self) -> list[Job]:
+        """Those of whose prompts steps under way compute chunks, one after another."""
+        return [job for _, batch in self._flight for job, _ in batch]
+
     # --- failure -----------------------------------------------------------------------------------------------------
 
     def abort(self, job: Job) -> None:
@@ -231,18 +259,19 @@ class ContinuousBatching(Schedule):
     def stop(self, steps: int) -> list[Job]:
         waiting, running = self.waiting, self.running
         running.decoding.step += steps
-        jobs = [*self.queue, *running.admitted, *running.decoding.jobs, *running.joining, *waiting.fetching]
+        decoding = [job for group in running.groups for job in group.jobs]
+        jobs = [*self.queue, *running.admitted, *decoding, *running.joining, *waiting.fetching]
         for job in jobs:
             self.drop(job, is_up=False)
-        for job, _ in self._batch:  # those dropped during the step that is now cut off
+        for job in self._computed:  # those dropped during a step that is now cut off
             running.release(job)
-        self._batch = []
+        self._flight.clear()
         running.clear()
         return jobs
 
     def drop(self, job: Job, *, is_up: bool) -> None:
         job.times.waits_again(self.env.now)
-        is_computed = is_up and any(computed is job for computed, _ in self._batch)
+        is_computed = is_up and any(computed is job for computed in self._computed)
         self.running.drop(job, keeps_pages=is_computed)
         self.waiting.drop(job)
         job.phase = LOST

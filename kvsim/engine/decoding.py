@@ -8,12 +8,17 @@ from kvsim.engine.job import DECODING, Job
 
 
 class Decoding:
-    """The requests that decode on one engine, a token each per step. Takes no pages itself, and makes no time pass."""
+    """Requests that decode on one engine in the same steps, a token each. Takes no pages itself, and makes no time pass.
+
+    These are all that decode on the engine, unless several steps may be in flight: then each has a group of requests.
+    """
 
     def __init__(self, page_tokens: int) -> None:
         self.page_tokens = page_tokens
         self.jobs: dict[Job, None] = {}
         """In the order in which they began."""
+        self.is_flying = False
+        """Whether a step of theirs is under way."""
         self.step = 0
         """Decode steps done."""
         self._ends: list[tuple[int, int, Job]] = []

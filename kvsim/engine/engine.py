@@ -1,5 +1,6 @@
 """The serving engine: continuous batching over the cache core, independent of what makes time pass."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -74,10 +75,12 @@ class Engine(Watch):
         mover: Mover | None = None,
         watches: Sequence[EngineWatch] = (),
         schedule: Callable[[Parts], Schedule] | None = None,
+        steps_in_flight: int = 1,
     ) -> None:
         """``gpu`` is the engine's GPU tier, by default the cache's first; ``mover`` is the one of all engines of the cache.
 
-        ``watches`` are told of the engine's steps. ``schedule`` makes its schedule, if it is not kvsim's own.
+        ``watches`` are told of the engine's steps. ``schedule`` makes its schedule, if it is not kvsim's own. So many
+        ``steps_in_flight`` may be under way at a time: one for each stage of a pipeline.
         """
         self.env = substrate.env
         self.substrate = substrate
@@ -101,12 +104,19 @@ class Engine(Watch):
             number=number,
             wake=self.wake,
             woken=self.woken,
+            steps_in_flight=steps_in_flight,
         )
         self.schedule = ContinuousBatching(parts) if schedule is None else schedule(parts)
         self.waiting = self.schedule.waiting
         self.is_up = True
+        self.steps_in_flight = steps_in_flight
         self.busy_s = 0.0
-        """Time in steps."""
+        """Time in which a step was under way."""
+        self.exchange_s = self.stages_s = 0.0
+        """Sums of what steps that have ended had of these (``Work``)."""
+        self._busy_until_s = 0.0
+        self._flight: deque[tuple[Step, Event, float]] = deque()
+        """The steps under way, with the events of their ends and the times at which they began."""
         self.outages: list[list[float]] = []
         """[start, end] in seconds of each time that it was down; the end is infinite until it is back."""
         self.reports = False
@@ -194,26 +204,30 @@ class Engine(Watch):
             return
 
     def _steps(self) -> Any:
-        schedule = self.schedule
-        under_way: tuple[Step, Event, float] | None = None
+        schedule, flight = self.schedule, self._flight
         while not self.frontend.is_done:
             if self._wakeup.triggered:
                 self._wakeup = self.env.event()
             step = yield from schedule.form()
             if step is PLAN_AGAIN:
                 continue
-            if under_way is not None:
-                self._end(under_way, (yield under_way[1]))
-                under_way = None
+            if schedule.looks_ahead and flight:
+                yield from self._end_first()
                 if step is None or self.frontend.is_done:
                     continue
             if step is not None:
-                under_way = self._begin(step)
-                if not schedule.looks_ahead:
-                    self._end(under_way, (yield under_way[1]))
-                    under_way = None
+                flight.append(self._begin(step))
+                if schedule.looks_ahead or len(flight) < self.steps_in_flight:
+                    continue
+            if flight:
+                yield from self._end_first()
             elif not self.frontend.is_done:
                 yield self._wakeup
+
+    def _end_first(self) -> Any:
+        """Wait for the end of the step that began first."""
+        done = yield self._flight[0][1]
+        self._end(self._flight.popleft(), done)
 
     def _begin(self, step: Step) -> tuple[Step, Event, float]:
         """Begin a step. Returns it, the event of its end, and the time."""
@@ -236,7 +250,11 @@ class Engine(Watch):
         """Record what a step has done that has ended, ``done`` steps in a leap."""
         step, _, began_s = under_way
         work = step.work
-        self.busy_s += self.env.now - began_s
+        self.busy_s += self.env.now - max(began_s, self._busy_until_s)
+        self._busy_until_s = self.env.now
+        if work.exchange_s or work.stages_s:
+            self.exchange_s += work.exchange_s * max(done, 1)
+            self.stages_s += work.stages_s
         self._leap = None
         if work.stalled_s:
             for job, _ in work.prefilling:
@@ -259,6 +277,9 @@ class Engine(Watch):
         self._aborted = []
         self.outages.append([self.env.now, inf])
         steps = 0
+        for step, _, _ in self._flight:
+            step.work.is_cut = True
+        self._flight.clear()
         if self._leap is not None:
             elapsed_s = self.env.now - self._leap_began_s
             steps = self.substrate.steps_done(self._leap, elapsed_s)

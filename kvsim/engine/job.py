@@ -126,7 +126,7 @@ class Job(Waiting):
     """
 
     __slots__ = (
-        "prefetch", "phase", "lease", "loads", "ready_loads", "computed", "joined_step", "last_step", "next_page_step",
+        "prefetch", "phase", "lease", "loads", "ready_loads", "computed", "flying", "joined_step", "last_step", "next_page_step",
         "admissions", "is_known", "page_need", "is_counted", "counted", "decoder", "is_prefilled", "decode_lease", "send",
         "times",
     )  # fmt: skip
@@ -143,6 +143,8 @@ class Job(Waiting):
         """Number of leading ``loads`` already found to have arrived or to be far enough for a step to follow them."""
         self.computed = 0
         """Tokens whose KV is on the GPU."""
+        self.flying = 0
+        """Tokens of its prompt that steps in flight compute, after these."""
         self.joined_step = self.last_step = self.next_page_step = 0
         self.page_need = 0
         """Number of its latest entry among the engine's page needs; earlier ones no longer count."""

@@ -101,6 +101,10 @@ class Outcome:
     """Time in steps of each engine, in order of their numbers; empty without a clock."""
     engines_claiming_s: list[float] = field(default_factory=list)
     """Time in which requests that each engine had admitted waited for slots whose pages were being written down."""
+    engines_exchange_s: list[float] = field(default_factory=list)
+    """Time in which each engine's GPUs exchanged activations, on average over its stages; 0 if they are only tensor-parallel."""
+    engines_stages_s: list[float] = field(default_factory=list)
+    """Time in which each engine's stages were busy, on average; 0 with a single stage."""
     retractions: int = 0
     lost_to_disagreement: Disagreement = field(default_factory=Disagreement)
     simulated_s: float = 0.0

@@ -33,6 +33,8 @@ class Batch(NamedTuple):
     """Indices of the requests whose prompts it computes."""
     stalled_s: float = 0.0
     """How much of it waited for loads; see ``Work.stalled_s``."""
+    lane: int = 0
+    """The lowest number that no other step under way of the engine has; above 0 only with several in flight."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -50,6 +52,8 @@ class Admission:
     ``Batch.stalled_s``, the ``load`` of ``Outcome.phases_s``."""
     steps: list[float] = field(default_factory=list)
     """Starts of the steps that compute its prompt."""
+    lanes: list[int] = field(default_factory=list)
+    """The lane of each of them."""
     computed_s: float = nan
     """When its prompt is computed or, if it is reserved, has arrived; nan if it never is."""
     released_s: float = nan
@@ -83,6 +87,8 @@ class Recorder(EngineWatch):
         self._open: dict[Lease, Admission] = {}
         self._load_s: dict[tuple[int, int], float] = {}
         """``Times.load_s`` after the last step of each prompt, by request and sample."""
+        self._under_way: list[tuple[Work, int]] = []
+        """Steps of engines that are up, each with its lane."""
 
     # --- admissions --------------------------------------------------------------------------------------------------
 
@@ -115,13 +121,16 @@ class Recorder(EngineWatch):
         start_s = self.env.now
         tokens = sum([tokens for tokens, _ in work.chunks])
         requests = tuple([job.request.index for job, _ in work.prefilling])
-        computed = self._step(work, start_s) if work.prefilling else []
+        lane = self._begin(work)
+        computed = self._step(work, start_s, lane) if work.prefilling else []
 
         def end(event: Event) -> None:
             now, stalled_s = self.env.now, work.stalled_s
             decoding = work.decode_requests, work.decode_context_tokens
             steps = max(0, event.value or 0)
-            self.batches.append(Batch(start_s, now, len(work.chunks), tokens, *decoding, steps, work.engine, requests, stalled_s))
+            shown = (work.engine, requests, stalled_s, lane)
+            self.batches.append(Batch(start_s, now, len(work.chunks), tokens, *decoding, steps, *shown))
+            self._under_way = [other for other in self._under_way if other[0] is not work]
             for job, _ in work.prefilling if stalled_s else ():
                 self._load_s[job.request.index, job.request.sample] += stalled_s
             for admission in computed:
@@ -130,7 +139,15 @@ class Recorder(EngineWatch):
 
         done.callbacks.append(end)
 
-    def _step(self, work: Work, start_s: float) -> list[Admission]:
+    def _begin(self, work: Work) -> int:
+        """Note a step that begins, and return its lane. Those of an engine that has failed since are over."""
+        self._under_way = [other for other in self._under_way if not other[0].is_cut]
+        taken = {lane for other, lane in self._under_way if other.engine == work.engine}
+        lane = next(number for number in range(len(taken) + 1) if number not in taken)
+        self._under_way.append((work, lane))
+        return lane
+
+    def _step(self, work: Work, start_s: float, lane: int) -> list[Admission]:
         """Record a step of each prompt. Returns the admissions whose prompts it completes."""
         completed = []
         for job, tokens in work.prefilling:
@@ -142,7 +159,8 @@ class Recorder(EngineWatch):
                 admission.loads.append((start_s - load_s, start_s))
             self._load_s[key] = job.times.load_s
             admission.steps.append(start_s)
-            if job.computed + tokens >= job.target_tokens:
+            admission.lanes.append(lane)
+            if job.computed + max(tokens, job.flying) >= job.target_tokens:
                 completed.append(admission)
         return completed
 

@@ -36,6 +36,7 @@ class RunningRequests:
         loading: Loading,
         *,
         engine: int,
+        steps_in_flight: int = 1,
     ) -> None:
         self.env = mover.env
         self.cache = cache
@@ -52,7 +53,10 @@ class RunningRequests:
         self.claims_since_s = nan
         self.claiming_s = 0.0
         """Time in which admitted requests waited for slots whose pages were being written down, until ``claims_since_s``."""
-        self.decoding = Decoding(cache.page_tokens)
+        self.groups = [Decoding(cache.page_tokens) for _ in range(steps_in_flight)]
+        """Those that decode, by the step in flight that they are in."""
+        self.decoding = self.groups[0]
+        """The group whose step is formed, or has just ended."""
         self.joining: list[Job] = []
         """Those computed elsewhere that decode here from the next step on."""
         self.held = 0
@@ -66,12 +70,26 @@ class RunningRequests:
         """The pages that a leap under way needs if it is not stopped, where pages are taken late."""
 
     def __len__(self) -> int:
-        return len(self.admitted) + len(self.decoding.jobs) + len(self.joining) + self.held
+        return len(self.admitted) + self.decoding_requests + len(self.joining) + self.held
+
+    @property
+    def decoding_requests(self) -> int:
+        """The number of requests that decode, in all groups."""
+        if len(self.groups) == 1:
+            return len(self.decoding.jobs)
+        return sum([len(group.jobs) for group in self.groups])
 
     @property
     def has_work(self) -> bool:
         """Whether any of them is to be computed here."""
-        return bool(self.admitted or self.decoding.jobs)
+        return bool(self.admitted or self.decoding_requests)
+
+    def turn_to_idle_group(self) -> None:
+        """Let the next step be that of a group of which none is under way, of one that has requests if there is any."""
+        if len(self.groups) == 1:
+            return
+        idle = [group for group in self.groups if not group.is_flying]
+        self.decoding = next((group for group in idle if group.jobs), idle[0])
 
     # --- admission ---------------------------------------------------------------------------------------------------
 
@@ -79,7 +97,7 @@ class RunningRequests:
         """Whether one more request may be admitted to the step that is being planned."""
         if self.is_full or self.budget_tokens <= 0:
             return False
-        return len(self.admitted) + len(self.decoding.jobs) < max_requests
+        return len(self.admitted) + self.decoding_requests < max_requests
 
     def admit(self, job: Job, lease: Lease) -> None:
         """Begin to run a request that the cache has admitted."""
@@ -125,7 +143,7 @@ class RunningRequests:
     def plan_chunk(self, job: Job, batch: list[tuple[Job, int]], now: float) -> None:
         """Add the next chunk of a request that has its slots to the step, for which tokens are left, if it can be computed.
 
-        Retract the request if there are no pages for that.
+        It follows those that steps in flight compute. Retract the request if there are no pages for that.
         """
         lease = job.lease
         assert lease is not None
@@ -133,21 +151,27 @@ class RunningRequests:
             job.times.is_refused(now)
             return
         job.times.has_loads(now)
-        tokens = min(self.budget_tokens, job.target_tokens - job.computed)
-        while not self.cache.begin_chunk(lease, job.computed + tokens, now):
+        begin = job.computed + job.flying
+        tokens = min(self.budget_tokens, job.target_tokens - begin)
+        if tokens <= 0:
+            return
+        while not self.cache.begin_chunk(lease, begin + tokens, now):
             if not self._retract_for(job, batch):
                 return
         batch.append((job, tokens))
         self.budget_tokens -= tokens
 
     def _retract_for(self, job: Job, batch: list[tuple[Job, int]]) -> bool:
-        """Retract a running request because there is no room for a job's chunk. Returns False if it is the job itself.
+        """Retract a running request because there is no room for a job's chunk. Returns False if that is not computed now.
 
-        Which one is retracted is the policy's choice, if it makes one; otherwise it is the job.
+        Which one is retracted is the policy's choice, if it makes one; otherwise it is the job. A request of which a step in
+        flight computes tokens is not retracted.
         """
         victim, queue, decoding = job, self.queue, self.decoding.jobs
         if queue.ranks_retractions:
-            victim = max([*decoding, *self.admitted], key=queue.retraction_key)
+            victim = max([*decoding, *self._idle_admitted()], key=queue.retraction_key, default=job)
+        if victim.flying:
+            return False
         self.budget_tokens += sum([tokens for planned, tokens in batch if planned is victim]) + (victim in decoding)
         batch[:] = [chunk for chunk in batch if chunk[0] is not victim]
         self._retract(victim)
@@ -163,7 +187,7 @@ class RunningRequests:
 
     def leap_steps(self) -> int:
         """Return the most decode steps that may follow each other without a look at the queue, 1 or more."""
-        if self.is_full and not self.cache.pauses_after_retraction:
+        if self.is_full and not self.cache.pauses_after_retraction or len(self.groups) > 1:
             return 1
         return min(LEAP_STEPS, self.decoding.steps_to_end())
 
@@ -251,13 +275,17 @@ class RunningRequests:
 
         If only one request runs and transfers are in flight, wait for the oldest of them instead: it may free the pages.
         """
-        running = [*self.decoding.jobs, *self.admitted]
+        running = [*self.decoding.jobs, *self._idle_admitted()]
         jobs = [job for job in running if job.phase != CLAIMING and all(load.done for load in job.loads)]
         if len(jobs) == 1 and self.cache.in_flight:
             yield from self._wait_for(list(self.cache.in_flight)[:1])
             return
         queue = self.queue
         self._retract(max(jobs, key=queue.retraction_key if queue.ranks_retractions else lambda job: job.place))
+
+    def _idle_admitted(self) -> list[Job]:
+        """Return the admitted requests of which no step in flight computes tokens."""
+        return [job for job in self.admitted if not job.flying]
 
     def _retract(self, job: Job) -> None:
         """Let a running request wait again, and admit none before a step has ended or a request has finished."""
@@ -293,8 +321,8 @@ class RunningRequests:
 
     def drop(self, job: Job, *, keeps_pages: bool) -> None:
         """Take out a request wherever it is, if it runs; with ``keeps_pages``, ``release`` gives back its pages later."""
-        if job in self.decoding.jobs:
-            self.decoding.remove(job)
+        for group in [group for group in self.groups if job in group.jobs]:
+            group.remove(job)
             self._due_late = [due for due in self._due_late if due[0] is not job]
         for jobs in (self.admitted, self.joining):
             if job in jobs:
@@ -313,5 +341,7 @@ class RunningRequests:
         self.is_full = False
         self.claims.clear()
         self.claims_since_s = nan
-        self.decoding.clear()
+        for group in self.groups:
+            group.clear()
+            group.is_flying = False
         self._due_late = []

@@ -44,6 +44,8 @@ class Parts:
     """Makes the engine plan again."""
     woken: Callable[[], Event]
     """Returns the event that happens when the engine is made to plan again."""
+    steps_in_flight: int = 1
+    """Steps that may be under way at a time, as in a pipeline."""
 
 
 class Step:
@@ -70,6 +72,9 @@ class Schedule(metaclass=ABCMeta):
     A schedule that looks ahead forms a step as soon as the one before it has begun. That step's ``ended`` comes next, and then
     the step that was formed begins, unless all requests have ended. While a leap runs, this is the step after its first one; at
     the end of the leap, ``ended`` makes it the step after the last one.
+
+    With several steps in flight, one is formed as long as there may be more, from requests whose tokens are not being computed.
+    ``ended`` comes for each, in the order in which they began.
     """
 
     frontend: Frontend

@@ -44,6 +44,11 @@ class Work:
     """Set by the substrate by the end of a step with loads: how much of it had to wait for them. A simulation sets by how much
     the step would have been shorter without them. On hardware, where layers are not timed, it is the time until the last of them
     had landed, although some layers were computed in it."""
+    exchange_s: float = 0.0
+    """Set by a substrate with pipeline or expert parallelism: seconds of each step in which GPUs exchange activations instead of
+    computing, on average over the stages."""
+    stages_s: float = 0.0
+    """Set by a substrate with several stages: the seconds that the step takes of each of them, on average."""
     decode_step: int = 0
     """Decode steps of the engine before this work; see ``Job.cached_tokens``."""
     engine: int = 0
@@ -53,6 +58,8 @@ class Work:
     if the engine reports after each step."""
     has_copies: bool = False
     """Whether copies from or to the engine's GPU begin at the same time."""
+    is_cut: bool = False
+    """Set when the engine fails: the rest of it is not computed."""
 
     def times_formed(self, steps: int) -> int:
         """Return how often the engine forms the first ``steps`` steps: once for a leap, unless it forms each step."""
@@ -97,6 +104,8 @@ class Substrate(Protocol):
 
     def compute(self, work: Work, loads: list[Transfer]) -> Event:
         """Run a step or a leap; layer l starts when layer l of the loads has arrived.
+
+        With several stages, steps follow one another through them: others of the engine may be under way.
 
         The event's value is the number of steps done, or ``LOST`` if the engine's GPU was lost before the end.
         """

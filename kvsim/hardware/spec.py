@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf
+from typing import Any
 
 from kvsim.hardware.copy_rule import CopyRule
 from kvsim.hardware.curves import ComputeCurves, DiskCurves, LinkCurves
 from kvsim.hardware.noise import Noise
+from kvsim.hardware.parallelism import DEGREES, Parallelism
 from kvsim.hardware.tier_kinds import TIER_KINDS
 from kvsim.numbers import SECONDS, Real, Whole, check_number, check_settings
 
@@ -26,6 +27,7 @@ OPTIONAL_RATES = (
     "cluster_disk_write_bytes_per_s",
     "allreduce_bytes_per_s",
     "allreduce_peer_bytes_per_s",
+    "all2all_bytes_per_s",
 )
 
 LATENCIES = (
@@ -42,6 +44,8 @@ LATENCIES = (
     "request_token_s",
 )
 LAUNCHES = ("prefill_launch_s", "chunk_launch_s", "decode_launch_s", "copy_launch_s")
+OVERHEADS = ("step_overhead_s", "leap_overhead_s", "copy_leap_s", "prefill_overhead_s")
+"""Parts of a step that are the host's, whatever the number of stages."""
 LINKS = tuple([link for kind in TIER_KINDS for link in kind.links])
 MAY_FAIL = {link for kind in TIER_KINDS for link in kind.links if kind.is_far}
 
@@ -105,13 +109,14 @@ class RemoteStore:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HardwareSpec:
+class HardwareSpec(Parallelism):
     """A GPU model, the number of GPUs that serve together, and their links to the host and its disk.
 
     Rates and sizes are per GPU, as on its datasheet. ``gpus`` GPUs work tensor-parallel: compute, memory, memory bandwidth
     and host link count ``gpus`` times, the disk once. This assumes that the KV is spread evenly over the GPUs; replicated KV
     (more GPUs than KV heads) is not modelled. Steps wait for the GPUs to add up their parts (``allreduce_s``) if
-    ``allreduce_bytes_per_s`` is given. Attributes named ``total`` and ``effective`` are for all GPUs together.
+    ``allreduce_bytes_per_s`` is given. Attributes named ``total`` and ``effective`` are for all GPUs together. With
+    ``pipeline_parallel`` stages, the GPUs of each stage work so (``stage``).
 
     The GPUs (ranks) move their parts of a page over their own links. They are alike unless ``rank_jitter`` or ``rank_faults``
     says otherwise; then a page has arrived when the last rank has it.
@@ -125,6 +130,16 @@ class HardwareSpec:
     memory_bytes: int
     memory_bytes_per_s: float
     gpus: int = 1
+    tensor_parallel: int | None = None
+    """GPUs that share each layer. None: ``gpus / pipeline_parallel``."""
+    pipeline_parallel: int = 1
+    """Stages, each with a part of the layers and as many GPUs. So many steps are under way at a time, one behind the other."""
+    expert_parallel: int = 1
+    """Groups of the GPUs that share a layer, each with experts of its own; 1: all GPUs have a part of each expert."""
+    expert_exchange: str = "allreduce"
+    """One of ``EXCHANGES``."""
+    expert_imbalance: float = 1.0
+    """Tokens that the experts of the busiest group get, relative to the mean of all groups."""
 
     host_to_device_bytes_per_s: float
     device_to_host_bytes_per_s: float
@@ -145,7 +160,8 @@ class HardwareSpec:
     """Rate of reads from a disk that all hosts share; None: as from a host's own."""
     cluster_disk_write_bytes_per_s: float | None = None
     interconnect_bytes_per_s: float = 50e9
-    """Rate at which each GPU sends, and receives, pages between prefill and decode engines (NVLink, or RDMA over a network)."""
+    """Rate at which each GPU sends, and receives, pages between prefill and decode engines, and activations between the stages of
+    a pipeline (NVLink, or RDMA over a network)."""
     interconnect_latency_s: float = 1e-5
 
     allreduce_bytes_per_s: float | None = None
@@ -159,6 +175,13 @@ class HardwareSpec:
     allreduce_steps: int | None = None
     """Steps of an all-reduce, one after another. None: ``2 * (gpus - 1)``, a ring. 2: every GPU exchanges its parts with all
     others at once, over a switch or a link to each."""
+    all2all_bytes_per_s: float | None = None
+    """Rate at which each GPU sends, and receives, tokens on the way to their experts' GPUs, and results on the way back. None: as
+    in an all-reduce."""
+    all2all_latency_s: float | None = None
+    """Time of each way beyond its bytes. None: that of a step of an all-reduce."""
+    all2all_dispatch_bytes: int = 2
+    """Bytes of an element on the way to experts: 2 for bf16, 1 for FP8. Results are bf16."""
 
     flops_efficiency: float = 1.0
     """Fraction of ``flops_per_s`` that large matrix products reach."""
@@ -211,11 +234,14 @@ class HardwareSpec:
         check_settings(self, Real(above=0), *OPTIONAL_RATES, or_null=True)
         check_settings(self, SECONDS, *LATENCIES, *LAUNCHES)
         check_settings(self, Whole(1), "allreduce_steps", or_null=True)
+        check_settings(self, SECONDS, "all2all_latency_s", or_null=True)
+        check_settings(self, Whole(1, 2), "all2all_dispatch_bytes")
         check_settings(self, Real(above=0, most=1), "flops_efficiency", "memory_efficiency")
         check_settings(self, Real(least=0, below=1), "rank_jitter")
         for name in ("host_to_device_bytes_per_s", "device_to_host_bytes_per_s"):
             number = Real(least=getattr(self, name))
             check_settings(self, number, "both_directions_bytes_per_s", hint=f"{name} is the rate of one direction alone")
+        self._check_parallel()
         self._check_ranks()
 
     def _check_ranks(self) -> None:
@@ -261,27 +287,6 @@ class HardwareSpec:
         """Limit on the total rate of both directions, all GPUs."""
         return self.both_directions_bytes_per_s * self.gpus
 
-    @cached_property
-    def communicates(self) -> bool:
-        """Whether steps wait for the GPUs to add up their parts."""
-        return self.gpus > 1 and self.allreduce_bytes_per_s is not None
-
-    def allreduce_s(self, n_bytes: float) -> float:
-        """Seconds in which the GPUs add up ``n_bytes`` of each, so that all have the sum; 0 without a rate, or on one GPU.
-
-        Each GPU sends and receives ``2 * (gpus - 1) / gpus`` of the bytes, which is the least possible: as parts to be added
-        (reduce-scatter), then as sums (all-gather). Source: Patarasu and Yuan, Bandwidth optimal all-reduce algorithms for
-        clusters of workstations, Journal of Parallel and Distributed Computing 69(2), 2009. A ring does it in ``2 * (gpus - 1)``
-        steps; over a switch, both halves can be one step each. Steps cost a latency and bytes a rate (Thakur, Rabenseifner and
-        Gropp, Optimization of collective communication operations in MPICH, 2005); additions are not counted.
-        """
-        if self.gpus == 1 or self.allreduce_bytes_per_s is None:
-            return 0.0
-        steps = 2 * (self.gpus - 1) if self.allreduce_steps is None else self.allreduce_steps
-        links_bytes_per_s = (self.gpus - 1) * (self.allreduce_peer_bytes_per_s or inf)
-        n_bytes *= 2 * (self.gpus - 1) / self.gpus
-        return steps * self.allreduce_latency_s + n_bytes / min(self.allreduce_bytes_per_s, links_bytes_per_s)
-
     def launch_s(self, chunks: int, decode_requests: int, *, has_copies: bool = False) -> float:
         """Return the time the host needs to launch a step with so many chunks, at least one, and decoding requests.
 
@@ -298,6 +303,18 @@ class HardwareSpec:
     def request_s(self, prompt_tokens: int) -> float:
         """Return the time of a request in a server around the engine."""
         return self.request_overhead_s + self.request_token_s * prompt_tokens
+
+    def stage(self, share: float) -> "HardwareSpec":
+        """Return the machine of a stage that has a ``share`` of the layers: its GPUs, and a host that only launches it."""
+        launches: dict[str, Any] = {name: share * getattr(self, name) for name in LAUNCHES}
+        idle: dict[str, Any] = dict.fromkeys(OVERHEADS, 0.0)
+        one = replace(self, gpus=self.stage_gpus, tensor_parallel=None, pipeline_parallel=1, rank_jitter=0.0, rank_faults=[])
+        return replace(one, **idle, **launches)
+
+    def host_s(self, *, has_prefill: bool, has_copies: bool) -> float:
+        """Return what a step takes of the host beyond launches, if every decode step is formed by itself."""
+        more_s = self.prefill_overhead_s if has_prefill else self.leap_extra_s(has_copies=has_copies)
+        return self.step_overhead_s + more_s
 
     def without_launches(self) -> "HardwareSpec":
         """Return the same machine with a host that launches kernels at once."""
@@ -350,6 +367,9 @@ class LinearHardware(HardwareSpec):
             raise ValueError("fixed_s and decode_request_s are both 0: a decode step must take time")
         for name in ("leap_overhead_s", "copy_leap_s", "prefill_overhead_s", "allreduce_bytes_per_s", *LAUNCHES):
             if getattr(self, name):
+                raise ValueError(f"{name} has no effect where step times are a formula: leave it out")
+        for name in DEGREES:
+            if getattr(self, name) > 1:
                 raise ValueError(f"{name} has no effect where step times are a formula: leave it out")
         if self.compute_curves is not None:
             raise ValueError("compute_curves have no effect where step times are a formula: leave them out")

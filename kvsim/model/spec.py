@@ -145,25 +145,33 @@ class ModelSpec(ModelSource):
     @cached_property
     def parameters(self) -> int:
         """All weights."""
-        idle = self._moe_layers * (self.routed_experts - self.experts_per_token) * self._expert_parameters
-        table = 0 if self.tied_embeddings else self._head_parameters
-        return self.active_parameters + idle + table
+        idle = self.moe_layers * (self.routed_experts - self.experts_per_token) * self._expert_parameters
+        return self.active_parameters + idle + self._table_parameters
 
     @cached_property
     def active_parameters(self) -> int:
         """Weights that a sampled token is multiplied with: includes its experts and the lm_head, not the input embeddings."""
-        experts = self._moe_layers * self.experts_per_token * self._expert_parameters
+        experts = self.moe_layers * self.experts_per_token * self._expert_parameters
         return self._always_read_parameters + experts
 
-    def weight_bytes(self, tokens: int) -> float:
+    def weight_bytes(self, tokens: int, imbalance: float = 1.0) -> float:
         """Bytes of weights that a step over ``tokens`` tokens reads from memory: each matrix once, lm_head included.
 
         If each token picks k of E routed experts, a layer reads ``E * (1 - (1 - k/E) ** tokens)`` experts: the expected
-        number of distinct experts when all are equally likely and tokens choose independently.
+        number of distinct experts when all are equally likely and tokens choose independently. With ``imbalance``, each is so
+        many times as likely: those of a group of GPUs that gets so much more than its part.
         """
         if not self.routed_experts:
             return self._always_read_bytes
-        return self._always_read_bytes + self._all_experts_bytes * (1.0 - self._untouched_by_one_token**tokens)
+        untouched = self._untouched_by_one_token
+        if imbalance != 1.0:
+            untouched = max(0.0, 1.0 - imbalance * self.experts_per_token / self.routed_experts)
+        return self._always_read_bytes + self._all_experts_bytes * (1.0 - untouched**tokens)
+
+    @cached_property
+    def shared_expert_bytes(self) -> float:
+        """Bytes of the experts that every token uses, all layers."""
+        return self.moe_layers * self.shared_experts * self._expert_parameters * self.weight_dtype_bytes
 
     @cached_property
     def allreduces(self) -> int:
@@ -181,6 +189,11 @@ class ModelSpec(ModelSource):
         SGLang's ``LogitsProcessor``). ``sampling_flops_per_token`` counts it.
         """
         return 2.0 * (self.active_parameters - self._head_parameters) + self.recurrence_flops_per_token
+
+    @cached_property
+    def routed_flops_per_token(self) -> float:
+        """FLOPs of the routed experts per token of a step."""
+        return 2.0 * self.moe_layers * self.experts_per_token * self._expert_parameters
 
     @cached_property
     def recurrence_flops_per_token(self) -> float:
@@ -253,12 +266,18 @@ class ModelSpec(ModelSource):
         return self.mlp_layers or self.layers
 
     @property
-    def _moe_layers(self) -> int:
+    def moe_layers(self) -> int:
+        """Layers with routed experts."""
         return self._layers_with_mlp - self.dense_layers if self.routed_experts else 0
 
     @property
     def _head_parameters(self) -> int:
         return self.vocabulary * self.hidden_size
+
+    @property
+    def _table_parameters(self) -> int:
+        """Weights of the input embeddings, unless they are those of the lm_head."""
+        return 0 if self.tied_embeddings else self._head_parameters
 
     @property
     def _expert_parameters(self) -> int:
@@ -294,9 +313,9 @@ class ModelSpec(ModelSource):
     @cached_property
     def _always_read_parameters(self) -> int:
         """Weights that every step reads: all except the input embeddings and the routed experts."""
-        dense = (self._layers_with_mlp - self._moe_layers) * self.mlp_matrices * self.hidden_size * self.mlp_width
+        dense = (self._layers_with_mlp - self.moe_layers) * self.mlp_matrices * self.hidden_size * self.mlp_width
         router = self.hidden_size * self.routed_experts
-        sparse = self._moe_layers * (router + self.shared_experts * self._expert_parameters)
+        sparse = self.moe_layers * (router + self.shared_experts * self._expert_parameters)
         mixers = self.attention_layers * self._attention_parameters + self.recurrent_layers * self._recurrent_parameters
         return mixers + dense + sparse + self._head_parameters
 
@@ -306,7 +325,7 @@ class ModelSpec(ModelSource):
 
     @cached_property
     def _all_experts_bytes(self) -> float:
-        return self._moe_layers * self.routed_experts * self._expert_parameters * self.weight_dtype_bytes
+        return self.moe_layers * self.routed_experts * self._expert_parameters * self.weight_dtype_bytes
 
     @cached_property
     def _untouched_by_one_token(self) -> float:
@@ -363,7 +382,7 @@ class ModelSpec(ModelSource):
             raise ValueError("expert_width must be above 0, not 0: routed_experts requires it")
         elif self.dense_layers > self._layers_with_mlp:
             raise ValueError(f"dense_layers must be at most layers={self._layers_with_mlp}, not {self.dense_layers}")
-        has_dense = self._moe_layers < self._layers_with_mlp
+        has_dense = self.moe_layers < self._layers_with_mlp
         if has_dense != (self.mlp_width > 0):
             problem = "above 0 in a model with dense layers" if has_dense else "0 in a model without dense layers"
             raise ValueError(f"mlp_width must be {problem}, not {self.mlp_width}")

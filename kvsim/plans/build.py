@@ -26,6 +26,7 @@ from kvsim.plans.combinations import SEARCHES, check_against_server, check_plan,
 from kvsim.plans.command_settings import DiskSettings, SaturateSettings, SweepSettings
 from kvsim.plans.construct import check_names, construct, refuse_infinite, with_key
 from kvsim.plans.engine_memory import check_memory
+from kvsim.plans.parallel import check_shares, with_gpus
 from kvsim.plans.plan import Config, Plan, TierPlan
 from kvsim.plans.substrate_choice import SUBSTRATES
 from kvsim.plans.tier_plans import gpu_memory_of, settings_of, state_capacities, tier_plans
@@ -109,7 +110,9 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
         choices["model"] = source.name
     cluster = construct(ClusterSettings, config.get("cluster"), "cluster")
     check_memory(cluster)
-    hardware = construct(HardwareSpec, config.get("hardware"), "hardware")
+    config["hardware"] = with_gpus(config.get("hardware"), keys)
+    hardware = construct(HardwareSpec, config["hardware"], "hardware")
+    check_shares(model, hardware)
     if command == "validate":  # on this machine's GPUs, which exchange no activations
         hardware = replace(hardware, allreduce_bytes_per_s=None)
     gpu_memory = gpu_memory_of(config, model, hardware, keys)

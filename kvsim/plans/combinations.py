@@ -7,16 +7,17 @@ from kvsim.errors import NoEffect, UsageError
 from kvsim.hardware.tier_kinds import FILE, REMOTE, TIER_KINDS, kind_of
 from kvsim.plans.capacity import check_numbered
 from kvsim.plans.gpu_memory import check_fits
+from kvsim.plans.parallel import SHARES_MEMORY, check_parallel
 from kvsim.plans.plan import Plan
 from kvsim.plans.substrate_choice import SUBSTRATES
 from kvsim.policies.checkpoint.none import NoCheckpoint
 from kvsim.policies.eviction.base import BypassEviction
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.results.slo import Slo
-from kvsim.settings.unused_settings import ALLREDUCE, given, keys_of
+from kvsim.settings.unused_settings import given, keys_of
 
 INTERCONNECT = ("hardware.interconnect_bytes_per_s", "hardware.interconnect_latency_s")
-OF_MEMORY = ("hardware", "hardware.gpus", "hardware.memory_bytes")
+OF_MEMORY = ("hardware", "hardware.gpus", "hardware.memory_bytes", *SHARES_MEMORY)
 """What ``tiers.gpu.capacity=auto`` reads of the machine, even in a replay."""
 
 SEARCHES = {
@@ -129,9 +130,11 @@ def _check_cluster(plan: Plan, keys: set[str]) -> None:
         if plan.cluster.failures and not all("back_after_s" in failure for failure in plan.cluster.failures):
             raise UsageError("cluster.failures: the only engine must come back: set back_after_s")
     if not plan.layout.pairs:
-        for name in ("cluster.decode_routing", "routing@cluster.decode_routing", *INTERCONNECT):
+        has_stages = plan.hardware.pipeline_parallel > 1
+        for name in ("cluster.decode_routing", "routing@cluster.decode_routing", *(() if has_stages else INTERCONNECT)):
             if key := given(keys, name):
-                raise NoEffect(key, "unless cluster.prefill and cluster.decode are set")
+                or_stages = " (or hardware.pipeline_parallel)" if name in INTERCONNECT else ""
+                raise NoEffect(key, f"unless cluster.prefill and cluster.decode{or_stages} are set")
     elif plan.model.is_hybrid:
         raise UsageError("cluster.prefill: recurrent states cannot be handed to another engine: set cluster.engines instead")
     elif plan.rules.engine:
@@ -175,7 +178,7 @@ def _check_hardware(plan: Plan, command: str, keys: set[str]) -> None:
             raise NoEffect(key, f"on kvsim {command}")
     _check_memory(plan, command)
     _check_ranks(plan, keys)
-    _check_allreduces(plan, keys)
+    check_parallel(plan, command, keys)
     _check_devices(plan, keys)
 
 
@@ -223,23 +226,16 @@ def _check_ranks(plan: Plan, keys: set[str]) -> None:
         )
 
 
-def _check_allreduces(plan: Plan, keys: set[str]) -> None:
-    """Raise NoEffect for settings of the all-reduces of tensor-parallel GPUs in a run without any."""
-    for key in filter(None, [given(keys, name) for name in ALLREDUCE]):
-        if plan.hardware.gpus == 1:
-            raise NoEffect(key, "with one GPU", "set hardware.gpus, or leave it out")
-        if key != ALLREDUCE[0] and not plan.hardware.communicates:
-            raise NoEffect(key, "without a rate", f"set {ALLREDUCE[0]}, or leave it out")
-
-
 def _check_devices(plan: Plan, keys: set[str]) -> None:
     """Raise NoEffect for a drive or a network card that the run has no use for."""
     media = [kind_of(tier.name).medium for tier in plan.tiers]
     if given(keys, "drive") and FILE not in media:
         raise NoEffect("drive", "without a disk tier", "set tiers.disk.capacity, or leave it out")
-    if given(keys, "network") and REMOTE not in media and not plan.layout.pairs:
-        why = "without a remote tier, and without prefill and decode engines"
-        raise NoEffect("network", why, "set tiers.remote.capacity, or cluster.prefill and cluster.decode, or leave it out")
+    is_between = plan.layout.pairs or plan.hardware.pipeline_parallel > 1
+    if given(keys, "network") and REMOTE not in media and not is_between:
+        why = "without a remote tier, without prefill and decode engines, and without stages of a pipeline"
+        ways = "tiers.remote.capacity, or cluster.prefill and cluster.decode, or hardware.pipeline_parallel"
+        raise NoEffect("network", why, f"set {ways}, or leave it out")
 
 
 def _check_substrate(plan: Plan, command: str, keys: set[str]) -> None:

@@ -1,13 +1,14 @@
 """What fits into an engine's GPUs: the model's weights, the KV of its GPU tier, and what the engine keeps free."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvsim.errors import UsageError
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.hardware.tier_kinds import kind_of
 from kvsim.model.spec import ModelSpec
+from kvsim.model.stages import stages_of
 from kvsim.numbers import Real, check_settings
 from kvsim.plans.capacity import bytes_of
 
@@ -17,12 +18,22 @@ SETTINGS = kind_of("gpu").settings
 
 
 @dataclass(frozen=True, kw_only=True)
+class StageMemory:
+    """What a stage of a pipeline has in the memory of its GPUs."""
+
+    layers: int
+    weights_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class GpuMemory:
     """The memory of an engine's GPUs under ``tiers.gpu.capacity=auto``, in bytes of all its GPUs together.
 
     As in vLLM, the KV gets ``gpu_memory_utilization`` of the memory without the weights and without what a step needs. vLLM
     measures the latter in a trial step of the largest batch (``determine_available_memory`` in its ``v1/worker/gpu_worker.py``);
-    here it is ``workspace`` per GPU. Weights are spread evenly over the GPUs.
+    here it is ``workspace`` per GPU. Weights are spread evenly over the GPUs, or over those of each stage. A page has a part on
+    every stage, so the stage with the least room for it decides how many there are (``get_kv_cache_configs`` in vLLM's
+    ``v1/core/kv_cache_utils.py``).
     """
 
     gpus: int
@@ -32,60 +43,83 @@ class GpuMemory:
     workspace_bytes: int
     states_bytes: int
     """Recurrent states with a capacity of their own."""
+    stages: list[StageMemory] = field(default_factory=list)
+    """Those of a pipeline, if there is more than one."""
 
     def __post_init__(self) -> None:
         check_settings(self, Real(above=0, most=1), "gpu_memory_utilization")
 
     @property
+    def static_bytes(self) -> int:
+        """What weights, states and KV may take; below 0 if the workspace does not fit."""
+        return int(self.memory_bytes * self.gpu_memory_utilization) - self.workspace_bytes
+
+    @property
     def kv_bytes(self) -> int:
         """What is left for KV; below 0 if the weights alone do not fit."""
-        usable = int(self.memory_bytes * self.gpu_memory_utilization)
-        return usable - self.weights_bytes - self.workspace_bytes - self.states_bytes
+        if not self.stages:
+            return self.static_bytes - self.weights_bytes - self.states_bytes
+        there, layers = self.static_bytes // len(self.stages), sum(stage.layers for stage in self.stages)
+        return min((there - stage.weights_bytes) * layers // stage.layers for stage in self.stages)
 
 
 def auto_memory(node: Mapping[str, Any], model: ModelSpec, hardware: HardwareSpec, states_bytes: int) -> GpuMemory:
     """Return the memory of an engine's GPUs by the settings of ``tiers.gpu``. Raises UsageError if nothing is left for KV."""
+    stages = stage_memories(model, hardware)
     try:
         memory = GpuMemory(
             gpus=hardware.gpus,
             memory_bytes=hardware.total_memory_bytes,
             gpu_memory_utilization=node["gpu_memory_utilization"],
-            weights_bytes=weights_bytes(model),
+            weights_bytes=sum(stage.weights_bytes for stage in stages),
             workspace_bytes=bytes_of(node["workspace"]) * hardware.gpus,
             states_bytes=states_bytes,
+            stages=stages if len(stages) > 1 else [],
         )
     except ValueError as error:
         raise UsageError(f"tiers.gpu.{error}") from error
     if memory.kv_bytes <= 0:
         states = f" and {gib(states_bytes)} of states" if states_bytes else ""
+        on_stage = " on one of the stages" if memory.stages else ""
         raise UsageError(
-            f"tiers.gpu.capacity=auto: no room for KV: {gib(memory.weights_bytes)} of weights{states} and "
+            f"tiers.gpu.capacity=auto: no room for KV{on_stage}: {gib(memory.weights_bytes)} of weights{states} and "
             f"{gib(memory.workspace_bytes)} of workspace take all of {memory.gpu_memory_utilization:g} x "
-            f"{gib(memory.memory_bytes)} of {_gpus(hardware)}: set hardware.gpus higher"
+            f"{gib(memory.memory_bytes)} of {_gpus(hardware.gpus)}: set hardware.gpus higher"
         )
     return memory
 
 
 def check_fits(model: ModelSpec, hardware: HardwareSpec, kv_bytes: int, states_bytes: int) -> None:
-    """Raise UsageError if the weights and what the GPU tier holds do not fit into an engine's GPUs."""
-    there, weights = hardware.total_memory_bytes, weights_bytes(model)
-    if weights + kv_bytes + states_bytes <= there:
-        return
-    if weights >= there:
+    """Raise UsageError if the weights and what the GPU tier holds do not fit into an engine's GPUs, or those of a stage."""
+    stages, there = stage_memories(model, hardware), hardware.memory_bytes * hardware.stage_gpus
+    for number, stage in enumerate(stages, start=1):
+        kv, weights = kv_bytes * stage.layers // model.layers, stage.weights_bytes
+        if weights + kv + states_bytes <= there:
+            continue
+        where = f" of stage {number}" if len(stages) > 1 else ""
+        if weights >= there:
+            raise UsageError(
+                f"hardware.gpus: the model's weights{where} take {gib(weights)}, more than the {gib(there)} of "
+                f"{_gpus(hardware.stage_gpus)}: set hardware.gpus higher, or model.weight_dtype_bytes lower"
+            )
+        states = f" and {gib(states_bytes)} of states" if states_bytes else ""
         raise UsageError(
-            f"hardware.gpus: the model's weights take {gib(weights)}, more than the {gib(there)} of {_gpus(hardware)}: set "
-            "hardware.gpus higher, or model.weight_dtype_bytes lower"
+            f"tiers.gpu.capacity: {gib(kv)} of KV{states} and {gib(weights)} of weights{where} do not fit into the "
+            f"{gib(there)} of {_gpus(hardware.stage_gpus)}: set it lower, or to auto, or set hardware.gpus higher"
         )
-    states = f" and {gib(states_bytes)} of states" if states_bytes else ""
-    raise UsageError(
-        f"tiers.gpu.capacity: {gib(kv_bytes)} of KV{states} and {gib(weights)} of weights do not fit into the {gib(there)} of "
-        f"{_gpus(hardware)}: set it lower, or to auto, or set hardware.gpus higher"
-    )
 
 
-def weights_bytes(model: ModelSpec) -> int:
-    """Return the bytes of all weights."""
-    return int(model.parameters * model.weight_dtype_bytes)
+def stage_memories(model: ModelSpec, hardware: HardwareSpec) -> list[StageMemory]:
+    """Return what each stage has; a single one has all. Where tokens are sent to their experts, every GPU has the shared ones."""
+    count, copies = hardware.pipeline_parallel, hardware.stage_gpus - 1 if hardware.exchanges_tokens else 0
+    parts: Sequence[ModelSpec] = stages_of(model, count) if count > 1 else [model]
+    return [
+        StageMemory(
+            layers=part.layers,
+            weights_bytes=int(part.parameters * part.weight_dtype_bytes) + int(copies * part.shared_expert_bytes),
+        )
+        for part in parts
+    ]
 
 
 def gib(n_bytes: int) -> str:
@@ -93,5 +127,5 @@ def gib(n_bytes: int) -> str:
     return f"{n_bytes / 2**30:,.1f} GiB"
 
 
-def _gpus(hardware: HardwareSpec) -> str:
-    return f"{hardware.gpus} GPU{'s' * (hardware.gpus > 1)} (hardware.gpus)"
+def _gpus(gpus: int) -> str:
+    return f"{gpus} GPU{'s' * (gpus > 1)} (hardware.gpus)"

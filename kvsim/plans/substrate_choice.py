@@ -10,9 +10,10 @@ from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache
 from kvsim.engine.substrate import Substrate
 from kvsim.errors import UsageError
+from kvsim.hardware.parallelism import DEGREES
 from kvsim.hardware.tier_kinds import FILE, GPU_MEMORY, HOST_MEMORY, kind_of
 from kvsim.plans.plan import Plan
-from kvsim.settings.unused_settings import ALLREDUCE
+from kvsim.settings.unused_settings import ALLREDUCE, OF_EXPERTS
 from kvsim.states.cache import HybridCache
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 
@@ -118,6 +119,9 @@ def check_simulated(plan: Plan) -> None:
 
 def check_hardware(plan: Plan) -> None:
     """Raise UsageError for a plan that has no kernels or needs more host memory or disk than this machine has."""
+    for name in DEGREES:
+        if getattr(plan.hardware, name) > 1:
+            raise UsageError(f"hardware.{name}: on real GPUs, all of an engine's are tensor-parallel: set hardware.{name}=1")
     if plan.model.is_hybrid:
         check_states(plan)
     if plan.rules.engine and not plan.rules.knows_slots:
@@ -171,6 +175,13 @@ SUBSTRATES = {
         pool=SlotPool,
         open=open_hardware,
         check=check_hardware,
-        without_effect=("engine.links", "hardware.rank_jitter", "hardware.rank_faults", "hardware.noise", *ALLREDUCE),
+        without_effect=(
+            "engine.links",
+            "hardware.rank_jitter",
+            "hardware.rank_faults",
+            "hardware.noise",
+            *ALLREDUCE,
+            *OF_EXPERTS,
+        ),
     ),
 }

@@ -24,7 +24,8 @@ USUAL = {
 
 
 SHOWN = (
-    "page_tokens", "trace.path", "trace.limit", "trace.rate", "hardware.gpus", "cluster.engines", "cluster.prefill",
+    "page_tokens", "trace.path", "trace.limit", "trace.rate", "hardware.gpus", "hardware.tensor_parallel",
+    "hardware.pipeline_parallel", "hardware.expert_parallel", "cluster.engines", "cluster.prefill",
     "cluster.decode", "seed", "output", "substrate", "timeline", "events", "print_tree",
 )  # fmt: skip
 """Settings that other lines show, and those of what is written."""
@@ -72,11 +73,18 @@ def _machine(chosen: Mapping[str, str], result: RunRecord) -> list[str]:
     is_clocked = result.get("command") in ("simulate", "saturate")
     if not name or not isinstance(gpus, int):
         return [name or "", *devices]
-    parts = [f"{gpus}x {name}", f"TP{gpus}"] if gpus > 1 and is_clocked else [name]
+    parts = [f"{gpus}x {name}", degrees(hardware, gpus)] if gpus > 1 and is_clocked else [name]
     if engines > 1:
         apart = f" ({cluster['prefill']} prefill, {cluster['decode']} decode)" if cluster.get("prefill") else ""
         parts.append(f"{engines} engines{apart}")
     return [*parts, *devices, "measured on hardware" if config.get("substrate") == "hardware" else ""]
+
+
+def degrees(hardware: Mapping[str, Any], gpus: int) -> str:
+    """Return how GPUs share a model, such as ``TP4 PP2 EP4``; degrees of 1 are left out, besides tensor parallelism."""
+    known = [hardware.get(name) for name in ("pipeline_parallel", "expert_parallel")]
+    stages, groups = (value if isinstance(value, int) and value > 0 else 1 for value in known)
+    return f"TP{gpus // stages}" + f" PP{stages}" * (stages > 1) + f" EP{groups}" * (groups > 1)
 
 
 def also_set(result: RunRecord) -> list[str]:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kvsim.files.writing import FileSet
+from kvsim.report.about import degrees
 from kvsim.report.comparison.pareto import optimal
 from kvsim.report.figure import GREY, Figure, Picture, laid_out
 from kvsim.report.summary import Table, objective_text
@@ -90,7 +91,7 @@ def candidate_table(record: RunRecord, *, is_short: bool = False) -> Table:
         reason = one["reason"].split("; ")[0] if is_short else one["reason"]
         outcome = ": ".join(filter(None, (one["outcome"], reason)))
         cells = [str(at), f"{one['price']:,.2f}", f"{one['engines'] * one['gpus_per_engine']}x {one['gpu']}"]
-        cells += [f"{one['engines']} x TP{one['gpus_per_engine']}", *(own[name] for name in OPTIONAL if varied[name])]
+        cells += [f"{one['engines']} x {degrees(one, one['gpus_per_engine'])}", *(own[name] for name in OPTIONAL if varied[name])]
         rows.append((*cells, percent(one["attainment"]), *(digits(one[key]) for key in times.values()), outcome))
     return Table("Configurations by price", tuple(columns), rows)
 
@@ -131,7 +132,8 @@ def _words(table: Table) -> Sequence[int]:
 
 def hardware_text(one: Mapping[str, Any]) -> str:
     """Return a configuration in a few words."""
-    parts = [f"{one['engines'] * one['gpus_per_engine']}x {one['gpu']} ({one['engines']} x TP{one['gpus_per_engine']})"]
+    gpus = one["gpus_per_engine"]
+    parts = [f"{one['engines'] * gpus}x {one['gpu']} ({one['engines']} x {degrees(one, gpus)})"]
     parts += [f"{size(one['cpu_bytes'])} of CPU memory"] if one["cpu_bytes"] else []
     parts += [f"drive {one['drive']}"] if one["drive"] != "none" else []
     return ", ".join([*parts, *([one["policy"]] if one["policy"] else [])])

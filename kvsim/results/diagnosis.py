@@ -56,9 +56,21 @@ def diagnosis(outcome: Outcome, page_bytes: int | None) -> dict[str, Any] | None
     return {
         "bottleneck": name,
         "busy": busy,
-        "text": _text(name, phases_s, busy, waiting),
+        "text": _text(name, phases_s, busy, waiting, parallel(outcome)),
         "drive_writes_per_day": _drive_writes(outcome, page_bytes),
     }
+
+
+def parallel(outcome: Outcome) -> dict[str, float | None] | None:
+    """Return what became of the time in steps with pipeline or expert parallelism, as shares of it; None without.
+
+    ``stages`` is that in which a stage computes, on average, and None with a single stage: the rest is the pipeline's bubble.
+    ``communication`` is that in which GPUs exchange activations instead, without the way from stage to stage.
+    """
+    busy_s, exchange_s, stages_s = map(sum, (outcome.engines_busy_s, outcome.engines_exchange_s, outcome.engines_stages_s))
+    if not busy_s or not (exchange_s or stages_s):
+        return None
+    return {"stages": min(1.0, stages_s / busy_s) if stages_s else None, "communication": min(1.0, exchange_s / busy_s)}
 
 
 def _busy(outcome: Outcome) -> dict[str, float]:
@@ -113,7 +125,13 @@ def _bottleneck(phases_s: tuple[float, float, float], busy: Mapping[str, float],
     return ROOM if waiting.room > MOSTLY else GPU
 
 
-def _text(name: str, phases_s: tuple[float, float, float], busy: Mapping[str, float], waiting: Waiting) -> str:
+def _text(
+    name: str,
+    phases_s: tuple[float, float, float],
+    busy: Mapping[str, float],
+    waiting: Waiting,
+    shares: Mapping[str, float | None] | None,
+) -> str:
     queue_s, load_s, _ = phases_s
     waits = [f"{digits(queue_s)} s in the queue"] + ([f"{digits(load_s)} s for loads"] if load_s >= SHOWN * sum(phases_s) else [])
     others = sorted((each for each in busy if each != name), key=lambda each: (each != GPU, -busy[each]))
@@ -127,7 +145,15 @@ def _text(name: str, phases_s: tuple[float, float, float], busy: Mapping[str, fl
         head = f"{_called(name)}, {percent(busy.get(name, 0.0))} busy"
         is_write = name != GPU and not name.endswith(f"-{GPU}")
         head += ", which must write pages down before others get their slots" if is_write else ""
-    return "; ".join(part for part in (head, ttft, beside) if part)
+    return "; ".join(part for part in (head, ttft, beside, _shared(shares or {})) if part)
+
+
+def _shared(shares: Mapping[str, float | None]) -> str:
+    """Say what stages of a pipeline, and communication, have of the time in steps."""
+    stages, exchange = shares.get("stages"), shares.get("communication")
+    parts = [f"a stage is busy for {percent(stages)}"] if stages else []
+    parts += [f"communication takes {percent(exchange)}"] if exchange else []
+    return f"of the time in steps, {' and '.join(parts)}" if parts else ""
 
 
 def _called(name: str) -> str:

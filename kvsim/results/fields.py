@@ -17,7 +17,7 @@ import numpy as np
 
 from kvsim.engine.columns import TIER
 from kvsim.engine.outcome import PHASES, tiers_listed
-from kvsim.results.diagnosis import diagnosis
+from kvsim.results.diagnosis import diagnosis, parallel
 from kvsim.results.engine_records import ENGINE, engine_records, imbalance
 from kvsim.results.formulas import THROUGHPUT, all_warnings, given, lost_to_disagreement, quantiles, spread_of, throughput
 from kvsim.results.measures import (
@@ -258,6 +258,12 @@ FIELDS: list[Field] = [
         name="engines", kind=many(shape_of(tuple(ENGINE))), presence=OPTIONAL, is_logged=False,
         of=lambda run: engine_records(run.outcome, run.prompts, run.hits, run.served),
         meaning="only with several [engines](#engines): what each has done",
+    ),
+    Field(
+        name="parallel", kind=shape(stages=MaybeShare, communication=Share), presence=OPTIONAL,
+        of=lambda run: parallel(run.outcome),
+        meaning="with pipeline or expert parallelism, shares of the time in steps: `stages`, in which a stage is busy on average "
+        "(the rest is the pipeline's bubble; null with a single stage); `communication`, in which GPUs exchange activations",
     ),
     Field(
         name="diagnosis", kind=shape(bottleneck=str, busy=by(str, Share), text=str, drive_writes_per_day=MaybeNumber),

@@ -112,6 +112,8 @@ TIMELINE = shape(
     free_pages=shape(edges_s=many(Number), mean=by(TierName, many(Finite))),
 )
 GPU_MEMORY = shape(
+    optional=("stages",),
+    stages=many(shape(layers=Count, weights_bytes=Count)),
     **dict.fromkeys(("gpus", "memory_bytes", "kv_bytes", "weights_bytes", "workspace_bytes", "states_bytes"), Count),
     gpu_memory_utilization=Share,
 )

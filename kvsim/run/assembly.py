@@ -275,6 +275,7 @@ def build_cluster_of(
                 mover=mover,
                 watches=watches,
                 schedule=plan.rules.scheduler(),
+                steps_in_flight=plan.hardware.pipeline_parallel,
             )
     ordered, layout, samples = [engines[number] for number in sorted(engines)], plan.layout, plan.rules.samples or TOGETHER
     if layout.engines == 1:

@@ -21,6 +21,7 @@ from kvsim.engine.collector import freeze, without_garbage_collector
 from kvsim.engine.outcome import Outcome
 from kvsim.errors import UsageError
 from kvsim.files.locking import Lock
+from kvsim.plans.gpu_memory import GpuMemory
 from kvsim.plans.plan import Plan
 from kvsim.plans.policy_errors import policies_named
 from kvsim.plans.substrate_choice import SUBSTRATES
@@ -131,9 +132,15 @@ def execute(
         run_warnings=[*time_warnings(command, requests), *communication_warnings(command, plan)],
         slo=plan.slo,
         model_note=plan.model_note or None,
-        gpu_memory=None if plan.gpu_memory is None else asdict(plan.gpu_memory) | {"kv_bytes": plan.gpu_memory.kv_bytes},
+        gpu_memory=None if plan.gpu_memory is None else memory_record(plan.gpu_memory),
     )
     return Result(record=record, outcome=outcome)
+
+
+def memory_record(memory: GpuMemory) -> dict[str, Any]:
+    """Return how the memory of an engine's GPUs is divided, for the record; its stages only if there are several."""
+    known = asdict(memory) | {"kv_bytes": memory.kv_bytes}
+    return {name: value for name, value in known.items() if name != "stages" or value}
 
 
 def time_warnings(command: str, requests: Sequence[Request]) -> list[str]:
@@ -145,7 +152,7 @@ def time_warnings(command: str, requests: Sequence[Request]) -> list[str]:
 def communication_warnings(command: str, plan: Plan) -> list[str]:
     """Say whether tensor-parallel GPUs communicate in no time, since the rate of their all-reduces is not known."""
     is_computed = command == "simulate" and ALLREDUCE[0] not in SUBSTRATES[plan.substrate].without_effect
-    if not is_computed or plan.hardware.gpus == 1 or plan.hardware.communicates:
+    if not is_computed or plan.hardware.stage_gpus == 1 or plan.hardware.communicates:
         return []
     return [f"communication of the GPUs takes no time with this description: {ALLREDUCE[0]} is null"]
 

@@ -12,6 +12,7 @@ from kvsim.errors import UsageError
 from kvsim.results.observed import ObservedRun, ServerFacts
 from kvsim.settings.unused_settings import given, keys_of
 
+STAGES = "hardware.pipeline_parallel"
 CLOSE_S = 0.001
 """Times that are no further apart are those of the trace."""
 IN_PLACES = "Simulated requests arrive when the one has ended whose place they took in the first run."
@@ -108,7 +109,8 @@ ENGINES: Mapping[str, Engine] = {
             Missing(
                 "parallel_config.pipeline_parallel_size",
                 _above(1),
-                "the server has {value} pipeline stages (pipeline_parallel_size), the simulation has one",
+                f"the server has {{value}} pipeline stages (pipeline_parallel_size), the simulation has one: set {STAGES}",
+                STAGES,
             ),
             Missing(
                 "speculative_config.num_speculative_tokens",
@@ -158,7 +160,12 @@ ENGINES: Mapping[str, Engine] = {
                 "the server does not compute prompts in chunks (chunked_prefill_size): set rules.chunked_prefill=false",
                 "rules.chunked_prefill",
             ),
-            Missing("pp_size", _above(1), "the server has {value} pipeline stages (pp_size), the simulation has one"),
+            Missing(
+                "pp_size",
+                _above(1),
+                f"the server has {{value}} pipeline stages (pp_size), the simulation has one: set rules=default and {STAGES}",
+                STAGES,
+            ),
             Missing(
                 "speculative_algorithm",
                 _is_set,
@@ -193,6 +200,8 @@ def overrides_of(facts: ServerFacts, overrides: Sequence[str]) -> tuple[list[str
             wanted["preset"] = engine.host_preset if has_host else engine.preset
         wanted |= _of_flags(engine, facts, own_preset, keys)
         notes += _not_simulated(engine, facts, own_preset or "", keys)
+    if "hardware.gpus" in wanted and given(keys, STAGES):  # the server's number is that of each stage
+        wanted["hardware.tensor_parallel"] = wanted.pop("hardware.gpus")
     if facts.capacity_tokens:
         wanted["tiers.gpu.capacity"] = f"{facts.capacity_tokens}tokens"
     if (host := _host_capacity(engine, facts)) is not None:

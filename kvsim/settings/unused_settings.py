@@ -7,6 +7,10 @@ from collections.abc import Iterable
 
 ALLREDUCE = tuple([f"hardware.allreduce_{name}" for name in ("bytes_per_s", "peer_bytes_per_s", "latency_s", "steps")])
 """Settings of the communication of tensor-parallel GPUs, the one that makes it take time first."""
+OF_EXPERTS = tuple(
+    [f"hardware.{name}" for name in ("all2all_bytes_per_s", "all2all_latency_s", "all2all_dispatch_bytes", "expert_imbalance")]
+)
+"""Settings of the times of GPUs that have experts of their own, the rate first."""
 WITHOUT_EFFECT = {
     "simulate": ("replay", "curve", "print_tree", "validate", "server", "results", "saturate", "shadow", "serve", "plan"),
     "saturate": (
@@ -20,12 +24,12 @@ WITHOUT_EFFECT = {
     ),
     "replay": (
         "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "validate", "server",
-        "results", "slo", "saturate", "hardware.rank_jitter", "hardware.rank_faults", "hardware.noise", *ALLREDUCE,
+        "results", "slo", "saturate", "hardware.rank_jitter", "hardware.rank_faults", "hardware.noise", *ALLREDUCE, *OF_EXPERTS,
         "rules.cache_chunks", "shadow", "serve", "plan",
     ),
     "validate": (
         "replay", "curve", "print_tree", "substrate", "logger", "events", "slo", "saturate", "shadow", "serve", "plan",
-        *ALLREDUCE,
+        *ALLREDUCE, *OF_EXPERTS,
     ),
     "validate server": (
         "replay", "curve", "print_tree", "substrate", "disk", "logger", "timeline", "events", "slo", "saturate", "sweep",
@@ -40,7 +44,7 @@ WITHOUT_EFFECT = {
     "shadow": (
         "trace", "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "events", "validate",
         "server", "results", "slo", "saturate", "sweep", "warmup", "print_tree", "hardware.rank_jitter", "hardware.rank_faults",
-        "hardware.noise", *ALLREDUCE, "rules.cache_chunks", "serve", "plan",
+        "hardware.noise", *ALLREDUCE, *OF_EXPERTS, "rules.cache_chunks", "serve", "plan",
     ),
     "serve": (
         "trace", "replay", "curve", "print_tree", "validate", "server", "results", "saturate", "slo", "sweep", "substrate",

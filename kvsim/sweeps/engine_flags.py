@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kvsim.model.stages import layers_of_stages
 from kvsim.plans.plan import Plan
 from kvsim.results.rates import size
 
@@ -28,8 +29,21 @@ class Setup:
     disk_bytes: int
 
     @property
-    def gpus(self) -> int:
-        return self.plan.hardware.gpus
+    def tensor_parallel(self) -> int:
+        return self.plan.hardware.stage_gpus
+
+    @property
+    def pipeline_parallel(self) -> int:
+        return self.plan.hardware.pipeline_parallel
+
+    @property
+    def expert_parallel(self) -> int:
+        return self.plan.hardware.expert_parallel
+
+    def per_gpu(self, n_bytes: int) -> tuple[int, int]:
+        """Return what a GPU has of an engine's pages, as a fraction: of a stage with the most layers, if there are several."""
+        layers = layers_of_stages(self.plan.model.layers, self.pipeline_parallel)
+        return n_bytes * max(layers), sum(layers) * self.tensor_parallel
 
     @property
     def kv_bytes(self) -> int | None:
@@ -42,7 +56,7 @@ class Setup:
     def static_fraction(self) -> float | None:
         """Share of the memory for weights and KV; None unless the weights decide how much is for KV."""
         memory = self.plan.gpu_memory
-        return None if memory is None else (memory.weights_bytes + memory.states_bytes + memory.kv_bytes) / memory.memory_bytes
+        return None if memory is None else memory.static_bytes / memory.memory_bytes
 
     def choice(self, key: str) -> str:
         """Return the name that was chosen from a group, or for a tier; that of all tiers if it has none of its own."""
@@ -76,7 +90,19 @@ class Server:
 
 
 def _per_gpu(n_bytes: int, setup: Setup, unit: int) -> float:
-    return n_bytes / setup.gpus / unit
+    part, of = setup.per_gpu(n_bytes)
+    return part / of / unit
+
+
+def _kv_per_gpu(setup: Setup) -> int | None:
+    if not setup.kv_bytes:
+        return None
+    part, of = setup.per_gpu(setup.kv_bytes)
+    return part // of
+
+
+def _above_one(value: int) -> int | None:
+    return value if value > 1 else None
 
 
 def _number(value: float) -> str:
@@ -136,9 +162,11 @@ OF_LMCACHE = {
 }
 
 VLLM_FLAGS: dict[str, Value] = {
-    "--tensor-parallel-size": lambda setup: setup.gpus,
+    "--tensor-parallel-size": lambda setup: setup.tensor_parallel,
+    "--pipeline-parallel-size": lambda setup: _above_one(setup.pipeline_parallel),
+    "--enable-expert-parallel": lambda setup: True if setup.expert_parallel > 1 else None,
     "--gpu-memory-utilization": lambda setup: setup.plan.gpu_memory and f"{setup.plan.gpu_memory.gpu_memory_utilization:g}",
-    "--kv-cache-memory-bytes": lambda setup: setup.kv_bytes and setup.kv_bytes // setup.gpus,
+    "--kv-cache-memory-bytes": _kv_per_gpu,
     "--block-size": lambda setup: setup.plan.page_tokens,
     "--max-num-batched-tokens": lambda setup: setup.plan.engine.max_batch_tokens,
     "--max-num-seqs": lambda setup: setup.plan.engine.max_running_requests,
@@ -146,7 +174,10 @@ VLLM_FLAGS: dict[str, Value] = {
     "--enable-prefix-caching": lambda setup: True,
 }
 SGLANG_FLAGS: dict[str, Value] = {
-    "--tp-size": lambda setup: setup.gpus,
+    "--tp-size": lambda setup: setup.tensor_parallel,
+    "--pp-size": lambda setup: _above_one(setup.pipeline_parallel),
+    "--ep-size": lambda setup: _above_one(setup.expert_parallel),
+    "--moe-a2a-backend": lambda setup: "deepep" if setup.plan.hardware.exchanges_tokens else None,
     "--mem-fraction-static": lambda setup: setup.static_fraction and f"{setup.static_fraction:.3f}",
     "--max-total-tokens": lambda setup: setup.kv_bytes and (setup.plan.tiers[0].capacity_pages or 0) * setup.plan.page_tokens,
     "--page-size": lambda setup: setup.plan.page_tokens,
@@ -174,6 +205,22 @@ def _small_host_pool(setup: Setup) -> str:
     return f"SGLang refuses a host pool that is no larger than the pool on the GPUs: {size(setup.cpu_bytes)} to {size(pool)}"
 
 
+def _own_groups(setup: Setup) -> str:
+    """vLLM spreads experts over all GPUs that share a layer, and sends tokens to them only from several data-parallel ranks."""
+    hardware, groups = setup.plan.hardware, setup.expert_parallel
+    if hardware.exchanges_tokens:
+        return "vLLM sends tokens to their experts only with --data-parallel-size above 1; here its GPUs add up as with allreduce"
+    if 1 < groups < setup.tensor_parallel:
+        return f"vLLM spreads experts over all {setup.tensor_parallel} GPUs; the simulation had {groups} groups of experts"
+    return ""
+
+
+def _micro_batches(setup: Setup) -> str:
+    """SGLang divides the requests that may run among its micro-batches; the simulation fills one batch before the next."""
+    stages = setup.pipeline_parallel
+    return f"SGLang has at most 1/{stages} of --max-running-requests in each of {stages} micro-batches" if stages > 1 else ""
+
+
 def _unlimited_storage(setup: Setup) -> str:
     return "the storage in files is not limited to the size of the drive by these flags" if setup.disk_bytes else ""
 
@@ -193,26 +240,26 @@ SERVERS = (
     Server(
         name="vLLM", engine="vLLM", command=f"vllm serve {MODEL}", policies=OF_VLLM_OFFLOADING, tiers=("gpu", "cpu"),
         flags=VLLM_FLAGS | {"--kv-offloading-size": _of_tier(_cpu, lambda setup: _number(setup.cpu_bytes / GIB))},
-        environment={}, files={}, notes=(_threshold,),
+        environment={}, files={}, notes=(_threshold, _own_groups),
     ),
     Server(
         name="vLLM with LMCache", engine="vLLM", command=f"vllm serve {MODEL}", policies=OF_VLLM | OF_LMCACHE,
         tiers=("gpu", "cpu", "disk"), flags=VLLM_FLAGS | {"--kv-transfer-config": lambda setup: CONNECTOR},
         environment={"LMCACHE_CONFIG_FILE": lambda setup: LMCACHE_FILE}, files={LMCACHE_FILE: lmcache}, is_for_lower_tiers=True,
-        notes=(_chunks,),
+        notes=(_chunks, _own_groups),
     ),
     Server(
         name="SGLang", engine="SGLang", command=f"python -m sglang.launch_server --model-path {MODEL}", policies=OF_HICACHE,
         tiers=("gpu", "cpu", "disk"), flags=SGLANG_FLAGS | HICACHE_FLAGS,
         environment={"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": _of_tier(_disk, lambda setup: FOLDER)}, files={},
-        shared_tiers=("disk",), notes=(_small_host_pool, _unlimited_storage),
+        shared_tiers=("disk",), notes=(_small_host_pool, _unlimited_storage, _micro_batches),
     ),
     Server(
         name="SGLang with LMCache", engine="SGLang", command=f"python -m sglang.launch_server --model-path {MODEL}",
         policies=OF_SGLANG | OF_LMCACHE, tiers=("gpu", "cpu", "disk"),
         flags=SGLANG_FLAGS | {"--enable-lmcache": lambda setup: True},
         environment={"LMCACHE_CONFIG_FILE": lambda setup: LMCACHE_FILE}, files={LMCACHE_FILE: lmcache}, is_for_lower_tiers=True,
-        notes=(_chunks,),
+        notes=(_chunks, _micro_batches),
     ),
 )  # fmt: skip
 

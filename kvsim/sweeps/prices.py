@@ -20,8 +20,18 @@ from kvsim.suggest import closest
 NO_DRIVE = "none"
 OF_DRIVES = ("hardware.disk_", "hardware.cluster_disk_", "tiers.disk.")
 """How the settings begin that a drive may have."""
-OWN = ("hardware", "hardware.gpus", "cluster.engines", *[f"tiers.{name}.capacity" for name in LEVELS[1:]])
-"""Settings that cost money: only the file of prices may choose them. It has no price for the tiers below the disk."""
+DEGREES = {"hardware.pipeline_parallel": "pipeline_parallel", "hardware.expert_parallel": "expert_parallel"}
+"""Settings that say how an engine's GPUs share a model, and the choices for them."""
+OWN = (
+    "hardware",
+    "hardware.gpus",
+    "hardware.tensor_parallel",
+    *DEGREES,
+    "cluster.engines",
+    *[f"tiers.{name}.capacity" for name in LEVELS[1:]],
+)
+"""Settings that cost money, or say how what does is used: only the file of prices may choose them. It has no price for the tiers
+below the disk."""
 HARDWARE = ("hardware", "drive", "network")
 """What a policy cannot change: all policies are tried on the same hardware."""
 NO_POLICIES = ("trace", "slo", "saturate", "plan", "output", "sweep", "hydra")
@@ -36,6 +46,10 @@ class Choices:
 
     engines: list[int] = field(default_factory=lambda: [1])
     gpus_per_engine: list[int] = field(default_factory=lambda: [1])
+    pipeline_parallel: list[int] = field(default_factory=lambda: [1])
+    """Stages of each engine; its GPUs are shared out evenly."""
+    expert_parallel: list[int] = field(default_factory=lambda: [1])
+    """Groups of the GPUs that share a layer, each with experts of its own."""
     cpu: list[Any] = field(default_factory=lambda: ["0"])
     """CPU memory for KV of each host, such as ``256GiB``."""
     drives: list[str] = field(default_factory=lambda: [NO_DRIVE])
@@ -48,7 +62,7 @@ class Choices:
             values = getattr(self, name)
             if not values or len(set(map(str, values))) < len(values):
                 raise ValueError(f"{name} {'has a value twice' if values else 'is empty'}: give at least one value, each once")
-        for name in ("engines", "gpus_per_engine"):
+        for name in ("engines", "gpus_per_engine", *DEGREES.values()):
             for value in getattr(self, name):
                 check_number(name, Whole(1), value)
         for size in self.cpu:
@@ -189,6 +203,8 @@ def _check_policy(policy: str, place: str) -> None:
         group = key.partition(".")[0]
         if key not in OWN and group in HARDWARE:
             raise UsageError(f"{place}: {key} is no policy: it changes the hardware, whose price it would not change")
+        if key in DEGREES:
+            raise UsageError(f"{place}: {key} is no policy: set choices.{DEGREES[key]}")
         if key in OWN or group in NO_POLICIES:
             raise UsageError(f"{place}: {key} is no policy: {'it costs money' if key in OWN else 'set it on the command line'}")
 

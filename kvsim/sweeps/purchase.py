@@ -20,7 +20,7 @@ from kvsim.results.result import RunRecord
 from kvsim.settings import catalog
 from kvsim.sweeps.composition import Compositions
 from kvsim.sweeps.planning import Planned, Way, planned
-from kvsim.sweeps.prices import NO_DRIVE, Prices, overrides
+from kvsim.sweeps.prices import DEGREES, NO_DRIVE, Prices, overrides
 
 HOLDS, FAILS, REFUSED, SKIPPED, DEARER = "holds", "fails", "cannot run", "fails for certain", "dearer"
 """How a candidate ends; those of ``SKIPPED`` and ``DEARER`` have not been run."""
@@ -37,6 +37,10 @@ class Candidate:
     engines: int
     gpus: int
     """Of each engine."""
+    stages: int = 1
+    """Of its pipeline."""
+    expert_groups: int = 1
+    """Groups of its GPUs with experts of their own."""
     cpu_bytes: int
     """CPU memory for KV of each host."""
     drive: str
@@ -80,17 +84,21 @@ def candidates(prices: Prices, given: Sequence[str], compositions: Compositions)
     for drive, policy in product(chosen.drives, chosen.policies):
         lines = (*given, *overrides(policy), *prices.drives[drive].lines)
         config = compositions.compose(lines).config
-        for gpu, engines, gpus, cpu in product(prices.listed.gpus, chosen.engines, chosen.gpus_per_engine, chosen.cpu):
+        degrees = list(product(chosen.pipeline_parallel, chosen.expert_parallel))
+        sizes = product(prices.listed.gpus, chosen.engines, chosen.gpus_per_engine, degrees, chosen.cpu)
+        for gpu, engines, gpus, (stages, groups), cpu in sizes:
             per_host = config.cluster.engines_per_host or prices.engines_per_host(engines, gpus) or engines
             one = Candidate(
                 gpu=gpu,
                 engines=engines,
                 gpus=gpus,
+                stages=stages,
+                expert_groups=groups,
                 cpu_bytes=bytes_of(cpu),
                 drive=drive,
                 disk_bytes=prices.drives[drive].n_bytes,
                 policy=policy,
-                lines=(*lines, *_hardware(gpu, engines, gpus, cpu, per_host, lines)),
+                lines=(*lines, *_hardware(gpu, engines, gpus, cpu, per_host, lines), *_degrees(stages, groups)),
             )
             one = replace(one, problem=_problem(prices, min(per_host, engines), gpus))
             found.append(replace(one, price=_price(prices, one, -(-engines // per_host), config)))
@@ -107,6 +115,11 @@ def _hardware(gpu: str, engines: int, gpus: int, cpu: Any, per_host: int, before
     is_measured = any(setting.key.startswith("hardware.disk_curves") for setting in catalog.settings_of("hardware", gpu))
     has_rates = any(key.startswith("hardware.disk_") and key.endswith("bytes_per_s") for key in keys)
     return [*lines, *(["hardware.disk_curves=null"] if is_measured and has_rates else [])]
+
+
+def _degrees(*degrees: int) -> list[str]:
+    """Return the overrides for how an engine's GPUs share the model, besides tensor parallelism."""
+    return [f"{key}={degree}" for key, degree in zip(DEGREES, degrees, strict=True) if degree > 1]
 
 
 def _problem(prices: Prices, per_host: int, gpus: int) -> str:

@@ -214,6 +214,7 @@ def small_cluster(
             engines[number] = SmallEngine(
                 substrate, cache, Prefetching(cache, policy, Offer), engine_settings, scheduling(),
                 number=number, gpu=tiers[index], mover=mover,
+                steps_in_flight=machine.pipeline_parallel,
             )  # fmt: skip
             engines[number].is_checked = is_checked
     ordered = [engines[number] for number in sorted(engines)]

@@ -258,3 +258,26 @@ def test_a_host_has_no_more_gpus_than_the_file_says(folder: Path, capsys: pytest
 def test_settings_of_plan_have_no_effect_on_other_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "plan.beyond=1"]) == 2
     assert "plan.beyond has no effect on kvsim simulate" in capsys.readouterr().err
+
+
+def test_stages_and_groups_of_experts_are_chosen_by_the_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    choices = "choices: {gpus_per_engine: [4], pipeline_parallel: [1, 2, 3]}"
+    (folder / "prices.yaml").write_text(f"per: hour\ngpus: {{h100: 1}}\n{choices}\n")
+    assert plan("plan.beyond=null") == 0
+    found = record()["candidates"]
+    assert [(one["pipeline_parallel"], one["outcome"]) for one in found] == [(1, "holds"), (2, "holds"), (3, "cannot run")]
+    assert "pipeline_parallel=3 does not divide gpus=4" in found[2]["reason"]
+    shown = capsys.readouterr().out
+    assert "1 x TP4" in shown and "1 x TP2 PP2" in shown
+    assert plan("hardware.pipeline_parallel=2") == 2
+    assert "hardware.pipeline_parallel: leave it out: prices.yaml chooses" in capsys.readouterr().err
+
+
+def test_a_model_without_experts_has_no_use_for_groups_of_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "prices.yaml").write_text("per: hour\ngpus: {h100: 1}\nchoices: {gpus_per_engine: [2], expert_parallel: [1, 2]}\n")
+    assert plan("plan.beyond=null") == 2
+    line = capsys.readouterr().err
+    assert (
+        line.startswith("kvsim: hardware.expert_parallel has no effect on a model without routed experts")
+        and line.count("\n") == 1
+    )

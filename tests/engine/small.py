@@ -148,7 +148,8 @@ def small_engine(
         )
     engine = EngineSettings(**settings)
     substrate = make_substrate(MODEL, machine, page_tokens, links=engine.links)
-    return SmallEngine(substrate, cache, Prefetching(cache, policy, Offer), engine, scheduling or FCFS())
+    prefetching, in_flight = Prefetching(cache, policy, Offer), machine.pipeline_parallel
+    return SmallEngine(substrate, cache, prefetching, engine, scheduling or FCFS(), steps_in_flight=in_flight)
 
 
 def eager(**settings: Any) -> ThresholdPrefetch:
@@ -180,7 +181,7 @@ def check_idle(engine: SmallEngine) -> None:
     waiting, running = engine.waiting, engine.running
     assert not waiting.queue and not waiting.fetching and not engine.frontend._followers
     assert not running.admitted and not running.claims
-    assert not running.decoding.jobs and running.decoding.context_tokens == 0
+    assert not any(group.jobs or group.context_tokens or group.is_flying for group in running.groups)
     assert engine.prefetching.in_flight_pages == 0
     assert not engine.substrate.flows and not any(engine.mover._lines)
 

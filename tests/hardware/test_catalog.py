@@ -124,7 +124,10 @@ def test_a_card_carries_nine_tenths_of_its_line_rate_between_engines_and_to_the_
     ("overrides", "message"),
     [
         (["drive=pm9a3"], "drive has no effect without a disk tier: set tiers.disk.capacity"),
-        (["network=connectx7"], "network has no effect without a remote tier, and without prefill and decode engines"),
+        (
+            ["network=connectx7"],
+            "network has no effect without a remote tier, without prefill and decode engines",
+        ),
         (["hardware.allreduce_steps=2"], "hardware.allreduce_steps has no effect with one GPU: set hardware.gpus"),
         (
             ["hardware.gpus=2", "hardware.allreduce_bytes_per_s=null", "hardware.allreduce_latency_s=0.0"],

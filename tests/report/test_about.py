@@ -22,6 +22,15 @@ def test_the_machine_is_named_with_its_number_of_gpus_and_how_they_divide_the_mo
     assert dict(about_run(apart))["hardware"] == "8x h100 · TP8 · 4 engines (3 prefill, 1 decode)"
 
 
+def test_stages_and_groups_of_experts_are_named() -> None:
+    def machine(**degrees: int) -> str:
+        return dict(about_run(RESULT | {"config": {"hardware": {"gpus": 8} | degrees}}))["hardware"]
+
+    assert machine(pipeline_parallel=2) == "8x h100 · TP4 PP2"
+    assert machine(pipeline_parallel=2, expert_parallel=4) == "8x h100 · TP4 PP2 EP4"
+    assert machine(pipeline_parallel=1, expert_parallel=8) == "8x h100 · TP8 EP8"
+
+
 def test_objectives_are_shown_where_there_are_any() -> None:
     assert dict(about_run(RESULT))["objectives"] == "TTFT <= 2 s and TPOT <= 0.05 s"
     assert "objectives" not in dict(about_run(RESULT | {"slo": None}))

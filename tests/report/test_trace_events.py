@@ -17,6 +17,7 @@ from tests.report.timeline_reader import Slice, Timeline
 
 SETTINGS = ["trace.sessions=30", "tiers.gpu.capacity=4000pages", "tiers.cpu.capacity=6000pages", "tiers.disk.capacity=30000pages",
             "placement=write_back", "prefetch=threshold"]  # fmt: skip
+STAGES = "hardware.pipeline_parallel=2 engine.max_batch_tokens=2048"
 RUNNING, WAITING = "engine: running requests", "engine: waiting requests"
 
 
@@ -29,11 +30,12 @@ class Recorded(NamedTuple):
     path: Path
 
 
-@pytest.fixture(scope="module", params=["engine.links=shared", "engine.overlap=none"])
+@pytest.fixture(scope="module", params=["engine.links=shared", "engine.overlap=none", STAGES])
 def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     folder = tmp_path_factory.mktemp("timeline")
-    assert main(["simulate", *SETTINGS, request.param, "timeline=true", f"output={folder / 'with'}"]) == 0
-    assert main(["simulate", *SETTINGS, request.param, f"output={folder / 'without'}"]) == 0
+    chosen = request.param.split()
+    assert main(["simulate", *SETTINGS, *chosen, "timeline=true", f"output={folder / 'with'}"]) == 0
+    assert main(["simulate", *SETTINGS, *chosen, f"output={folder / 'without'}"]) == 0
     assert not (folder / "without" / "timeline.json.gz").exists()
     records = [json.loads((folder / name / "result.json").read_text()) for name in ("with", "without")]
     with gzip.open(folder / "with" / "requests.csv.gz", "rt") as file:
@@ -92,7 +94,13 @@ def test_its_phases_are_those_of_the_results(recorded: Recorded):
 
 def test_batches_follow_one_another_and_compute_every_missing_token(recorded: Recorded):
     batches = recorded.timeline.of("engine", depth=0)
-    assert all(batch.start >= before.end for before, batch in pairwise(batches))
+    by_thread = defaultdict(list)
+    for batch in batches:
+        by_thread[batch.thread].append(batch)
+    for own in by_thread.values():
+        assert all(batch.start >= before.end for before, batch in pairwise(own))
+    stages = recorded.record["config"]["hardware"]["pipeline_parallel"]
+    assert list(by_thread) == ["batches", "batches, lane 2"][:stages]
     computed = sum(batch.args["prefill_tokens"] for batch in batches)
     assert computed >= recorded.record["prompt_tokens"] - sum(recorded.record["hit_tokens"].values())
 

@@ -52,6 +52,14 @@ def test_what_the_user_sets_stays_and_is_noted() -> None:
     assert not any(line.startswith(("rules", "preset")) for line in other)
 
 
+def test_the_tensor_parallel_gpus_of_a_server_are_those_of_each_stage() -> None:
+    settings = VLLM | {"parallel_config.tensor_parallel_size": 4, "parallel_config.pipeline_parallel_size": 2}
+    found, notes = overrides_of(facts("vllm", settings), [])
+    assert "hardware.gpus=4" in found and notes[0].startswith("the server has 2 pipeline stages")
+    found, notes = overrides_of(facts("vllm", settings), ["hardware.pipeline_parallel=2"])
+    assert "hardware.tensor_parallel=4" in found and not any(line.startswith("hardware.gpus") for line in found) and notes == []
+
+
 def test_an_unknown_server_has_no_preset() -> None:
     assert overrides_of(ServerFacts(engine="openai"), []) == ([], [])
 

@@ -41,6 +41,37 @@ def test_a_gpu_tier_alone_has_both_engines_and_no_lower_tier() -> None:
     assert "hicache" not in found["SGLang"]["command"] and found["vLLM"]["notes"] == []
 
 
+def test_stages_and_groups_of_experts_have_their_flags() -> None:
+    stages = started("hardware.gpus=8", "hardware.pipeline_parallel=2")
+    vllm, sglang = flags(stages["vLLM"]["command"]), flags(stages["SGLang"]["command"])
+    assert (vllm["--tensor-parallel-size"], vllm["--pipeline-parallel-size"]) == ("4", "2")
+    assert (sglang["--tp-size"], sglang["--pp-size"]) == ("4", "2")
+    assert "--enable-expert-parallel" not in vllm and "--ep-size" not in sglang
+    assert stages["SGLang"]["notes"] == ["SGLang has at most 1/2 of --max-running-requests in each of 2 micro-batches"]
+
+
+SPARSE = ("model=deepseek_v3", "model.weight_dtype_bytes=1", "hardware=h200", "hardware.gpus=8")
+
+
+def test_tokens_that_are_sent_to_their_experts_need_a_backend() -> None:
+    summed = started(*SPARSE, "hardware.expert_parallel=8")
+    assert "--enable-expert-parallel" in flags(summed["vLLM"]["command"]) and summed["vLLM"]["notes"] == []
+    assert flags(summed["SGLang"]["command"])["--ep-size"] == "8" and "--moe-a2a-backend" not in summed["SGLang"]["command"]
+    sent = started(*SPARSE, "hardware.expert_parallel=8", "hardware.expert_exchange=all2all")
+    assert flags(sent["SGLang"]["command"])["--moe-a2a-backend"] == "deepep"
+    assert sent["vLLM"]["notes"][0].startswith("vLLM sends tokens to their experts only with --data-parallel-size above 1")
+    fewer = started(*SPARSE, "hardware.expert_parallel=4")["vLLM"]["notes"]
+    assert fewer == ["vLLM spreads experts over all 8 GPUs; the simulation had 4 groups of experts"]
+
+
+def test_a_gpu_of_the_largest_stage_has_more_of_a_page() -> None:
+    """DeepSeek-V3 has 61 layers: four stages of 2 GPUs have up to 16 of them. A GPU of these has 8/61 of the KV, not 1/8."""
+    found = started(*SPARSE, "hardware.pipeline_parallel=4", "tiers.gpu.capacity=61GiB", cpu=61 * GIB)
+    capacity = 61 * GIB // (16 * 61 * 576 * 2) * (16 * 61 * 576 * 2)
+    assert flags(found["vLLM"]["command"])["--kv-cache-memory-bytes"] == str(capacity * 16 // (61 * 2))
+    assert flags(found["SGLang"]["command"])["--hicache-size"] == str(8 * GIB // 10**9)
+
+
 def test_the_share_for_weights_and_kv_is_what_utilization_leaves_of_the_workspace() -> None:
     """0.9 of 2 x 80 GB, less 2 x 2 GiB of workspace, is 0.873 of the memory."""
     expected = (0.9 * 160e9 - 2 * 2 * GIB) / 160e9
@@ -116,7 +147,8 @@ def test_flags_that_presets_name_too_have_the_same_names(engine: str) -> None:
     mine = {flag for server in SERVERS if server.engine == engine for flag in server.flags}
     assert len(mine & named) >= 6
     own = {"--tensor-parallel-size", "--gpu-memory-utilization", "--kv-cache-memory-bytes", "--kv-transfer-config", "--tp-size",
-           "--mem-fraction-static", "--max-total-tokens", "--hicache-size", "--enable-lmcache"}  # fmt: skip
+           "--mem-fraction-static", "--max-total-tokens", "--hicache-size", "--enable-lmcache",
+           "--pipeline-parallel-size", "--enable-expert-parallel", "--pp-size", "--ep-size", "--moe-a2a-backend"}  # fmt: skip
     assert mine - named <= own
 
 

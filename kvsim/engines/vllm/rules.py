@@ -33,6 +33,7 @@ class VLLMRules(Rules):
     """
 
     engine: ClassVar[str] = "vLLM"
+    with_stages: ClassVar[str] = "rules.loop=plain without a CPU tier"
     samples: ClassVar[FanOut | None] = AT_ONCE
     covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu")
     refuses_other_tiers: ClassVar[bool] = True
@@ -73,6 +74,10 @@ class VLLMRules(Rules):
                 raise IdleSetting(name, f"on {where}", subject=f"{name}={str(value).lower()}")
         if not (self.offload_prompt_only or self.cache_output):
             raise ValueError("offload_prompt_only=false needs cache_output=true, since pages of answers have no names otherwise")
+
+    def has_stages(self, tiers: Sequence[str]) -> bool:
+        """As with its asynchronous scheduler off: ``step_with_batch_queue``, for which ``ContinuousBatching`` stands."""
+        return self.loop == "plain" and list(tiers) == ["gpu"]
 
     def check_schedule(self, scheduling: Any, page_tokens: int, max_batch_tokens: int) -> None:
         if self.loop == "overlap":

@@ -19,7 +19,7 @@ from kvsim.engine.link_use import LinkUse
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.engine.recorder import Batch, Recorder
 from kvsim.report.perfetto.trace_lanes import Event, Place, Processes, lanes, microseconds, slice_of, thread_name
-from kvsim.report.perfetto.trace_requests import BATCHES, Read, counters, flows, request_slices, visits_of
+from kvsim.report.perfetto.trace_requests import BATCHES, Read, counters, flows, request_slices, thread_of, visits_of
 
 EVENTS_AT_ONCE = 4096
 
@@ -64,6 +64,8 @@ def _batches(outcome: Outcome, batches: list[Batch], pids: Processes) -> Iterato
     """Yield the steps of each engine; one that a failure has interrupted ends there."""
     for pid in pids.engines:
         yield thread_name(Place(pid, BATCHES), "batches")
+    for engine, lane in sorted({(batch.engine, batch.lane) for batch in batches if batch.lane}):
+        yield thread_name(Place(pids.engines[engine], thread_of(lane)), f"batches, lane {lane + 1}")
     for batch in batches:
         kind = ("prefill" if batch.prefill_tokens else "", "decode" if batch.decode_requests else "")
         arguments: Event = {
@@ -75,7 +77,7 @@ def _batches(outcome: Outcome, batches: list[Batch], pids: Processes) -> Iterato
         if batch.stalled_s:
             arguments["stalled_s"] = round(batch.stalled_s, 6)
         failed_s = [start_s for start_s, _ in outcome.outages.get(batch.engine, []) if batch.start_s <= start_s < batch.end_s]
-        place = Place(pids.engines[batch.engine], BATCHES)
+        place = Place(pids.engines[batch.engine], thread_of(batch.lane))
         yield slice_of(place, " and ".join(filter(None, kind)), batch.start_s, min([batch.end_s, *failed_s]), arguments)
     for engine, times_s in outcome.outages.items():
         for start_s, end_s in times_s:

@@ -12,8 +12,14 @@ from kvsim.engine.recorder import Admission
 from kvsim.report.perfetto.trace_lanes import Event, Place, Processes, lanes, microseconds, slice_of, thread_name
 
 BATCHES = 1
-"""The thread of an engine's batches; the next one has the evictions from its GPU tier."""
+"""The thread of an engine's batches. The next one has the evictions from its GPU tier; after it come further lanes of batches, if
+several are in flight."""
 NOWHERE = Place(0, 0)
+
+
+def thread_of(lane: int) -> int:
+    """Return the thread of a lane of an engine's batches."""
+    return BATCHES + lane + (lane > 0)
 
 
 class Read(NamedTuple):
@@ -188,7 +194,8 @@ def _way(visit: Visit, reads: Sequence[Read]) -> list[tuple[int, Place]]:
     end = microseconds(answer.until_s if isnan(answer.admission.computed_s) else answer.admission.computed_s)
     points.append((claimed, visit.lane))
     points += [(read.start, read.place) for read in reads if begin <= read.start < max(end, begin + 1)]
-    points += [(microseconds(start_s), Place(visit.batches, BATCHES)) for start_s in admission.steps]
+    steps = zip(admission.steps, admission.lanes, strict=True)
+    points += [(microseconds(start_s), Place(visit.batches, thread_of(lane))) for start_s, lane in steps]
     points.sort(key=lambda point: point[0])
     if answer.until_s > answer.admission.computed_s and microseconds(answer.until_s) > end:
         points.append((end, answer.lane))

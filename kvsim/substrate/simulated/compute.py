@@ -8,9 +8,7 @@ from math import ceil, inf
 from kvsim.engine.substrate import Work
 from kvsim.hardware.spec import HardwareSpec, LinearHardware
 from kvsim.model.spec import ModelSpec
-
-ACTIVATION_BYTES = 2
-"""Of an element of the activations, bf16, whatever the weights are quantized to."""
+from kvsim.substrate.simulated.communication import Communication, ExpertLoad
 
 
 class Steps(metaclass=ABCMeta):
@@ -41,26 +39,6 @@ def step_times(model: ModelSpec, hardware: HardwareSpec) -> Steps:
     if isinstance(hardware, LinearHardware):
         return Formula(hardware)
     return Roofline(model, hardware) if hardware.compute_curves is None else MeasuredParts(model, hardware)
-
-
-class Communication:
-    """The time in which tensor-parallel GPUs add up activations: ``ModelSpec.allreduces`` times in a step, one row of
-    ``hidden_size`` elements in bf16 for each of its tokens.
-
-    Nothing is computed meanwhile. The embeddings' all-reduce, and gathering the logits of sampled tokens, are not counted.
-    """
-
-    def __init__(self, model: ModelSpec, hardware: HardwareSpec) -> None:
-        self.hardware = hardware
-        self._count = model.allreduces if hardware.communicates else 0
-        self._row_bytes = ACTIVATION_BYTES * model.hidden_size
-
-    def step_s(self, work: Work) -> float:
-        """Return the seconds of one step; all steps of a leap take as long."""
-        if not self._count:
-            return 0.0
-        tokens = work.decode_requests + sum([count for count, _ in work.chunks])
-        return self._count * self.hardware.allreduce_s(self._row_bytes * tokens)
 
 
 def counts_repeated(hardware: HardwareSpec) -> bool:
@@ -101,6 +79,7 @@ class Roofline(Steps):
         self.model, self.hardware = model, hardware
         self.overhead_s = hardware.step_overhead_s
         self.communication = Communication(model, hardware)
+        self.experts = ExpertLoad(model, hardware)
         self._flops_per_s = hardware.effective_flops_per_s
         self._bytes_per_s = hardware.effective_memory_bytes_per_s
         self._attention_flops = model.decode_attention_flops_per_pair
@@ -116,9 +95,9 @@ class Roofline(Steps):
             prefix += start
             flops += model.prefill_flops(count, start)
         flops += self._attention_flops * work.decode_context_tokens
-        flops += model.sampling_flops_per_token * (decoding + work.sampled_tokens)
+        flops += model.sampling_flops_per_token * (decoding + work.sampled_tokens) + self.experts.more_flops(tokens)
         kv_bytes = self._kv_bytes * (prefix + tokens + work.decode_context_tokens)
-        return flops, model.weight_bytes(tokens) + kv_bytes + self._state_bytes * (decoding + len(work.chunks))
+        return flops, self.experts.weight_bytes(tokens) + kv_bytes + self._state_bytes * (decoding + len(work.chunks))
 
     def leap_s(self, work: Work, steps: int) -> float:
         """Return the seconds of the first ``steps`` steps. Each side of the roofline grows by a constant amount per step."""
@@ -154,6 +133,7 @@ class MeasuredParts(Steps):
         assert hardware.compute_curves is not None
         self.model, self.hardware, self.curves = model, hardware, hardware.compute_curves
         self.communication = Communication(model, hardware)
+        self.experts = ExpertLoad(model, hardware)
         self._has_scan = model.is_hybrid and self.curves.scan is not None
         self._state_s = 2 * model.state_bytes / hardware.effective_memory_bytes_per_s
         self._product_flops = model.linear_flops_per_token - (model.recurrence_flops_per_token if self._has_scan else 0.0)
@@ -200,8 +180,8 @@ class MeasuredParts(Steps):
         prefix = sum(start for _, start in work.chunks)
         sampled = work.decode_requests + work.sampled_tokens
         flops = tokens * self._product_flops + prefix * model.prefix_flops_per_token
-        flops += sampled * model.sampling_flops_per_token
-        rate = self.curves.linear_flops_per_s(flops / model.weight_bytes(tokens))
+        flops += sampled * model.sampling_flops_per_token + self.experts.more_flops(tokens)
+        rate = self.curves.linear_flops_per_s(flops / self.experts.weight_bytes(tokens))
         return flops / (rate * self.hardware.gpus)
 
     def _attention_s(self, tokens: int, start: int) -> float:

@@ -15,9 +15,11 @@ from kvsim.engine.link_use import LinkUse
 from kvsim.engine.substrate import Work, request_of
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.model.spec import ModelSpec
+from kvsim.substrate.simulated.communication import Communication
 from kvsim.substrate.simulated.compute import counts_repeated
 from kvsim.substrate.simulated.links import Flow
 from kvsim.substrate.simulated.noisy_steps import steps_of_run
+from kvsim.substrate.simulated.pipeline import Line, StageTimes
 from kvsim.substrate.simulated.ranks import Ranks
 from kvsim.substrate.simulated.sending import Sending
 from kvsim.substrate.simulated.warmth import WarmSteps
@@ -55,6 +57,15 @@ class SimulatedSubstrate:
         """None: all ranks are alike, have no noise, and move the same pages at any time."""
         self.flows: dict[Transfer, Flow] = {}
         self.sending = Sending(self.env, self.wiring, model.kv_bytes_per_token, self.layers) if layout.pairs else None
+        self._exchanges = Communication(model, hardware) if hardware.expert_parallel > 1 else None
+        """What is told of the GPUs' exchange, if there is only one stage."""
+        self.lines: list[Line] = []
+        """Each engine's pipeline, if there is more than one stage."""
+        if hardware.pipeline_parallel > 1:
+            self._exchanges = None
+            times = StageTimes(model, hardware, engines=layout.engines)
+            computed = self.sending.step if self.sending is not None else None
+            self.lines = [Line(self.env, times, computed) for _ in range(layout.engines)]
 
     def request_s(self, prompt_tokens: int) -> float:
         return self.hardware.request_s(prompt_tokens)
@@ -97,6 +108,10 @@ class SimulatedSubstrate:
         if self._counts_repeated:
             work.count_repeated(self.page_tokens)
         flows = [self.flows[load] for load in loads if load in self.flows] if loads else []
+        if self._exchanges is not None:
+            work.exchange_s = self._exchanges.step_s(work)
+        if self.lines:
+            return self.lines[work.engine].begin(work, flows)
         if flows:
             return self._compute_behind(work, flows)
         if work.max_steps > 1:

@@ -29,7 +29,7 @@ class Wiring:
         self.env = env
         self._is_shared = mode == "shared"
         self._read, self._write, disk_total = disk_rates(hardware, page_bytes)
-        self._down, self._up, total = host_link(hardware, page_bytes / layers / hardware.gpus)
+        self._down, self._up, total = host_link(hardware, page_bytes / layers / hardware.stage_gpus)
         self.disks = {disk: self._disk_channels(disk) for disk in sorted(set(layout.disks))}
         self.engines = [self._engine_channels(engine, self.disks[disk], total) for engine, disk in enumerate(layout.disks)]
         self.stores = {(DISK, disk): channels for disk, channels in self.disks.items()}

@@ -10,7 +10,8 @@ from kvsim.engine.substrate import Work
 from kvsim.hardware.curves import ComputeCurves
 from kvsim.hardware.spec import HardwareSpec, LinearHardware
 from kvsim.model.spec import ModelSpec
-from kvsim.substrate.simulated.compute import ACTIVATION_BYTES, Communication, Steps, step_times
+from kvsim.substrate.simulated.communication import ACTIVATION_BYTES, Communication
+from kvsim.substrate.simulated.compute import Steps, step_times
 
 MODEL = ModelSpec(layers=3, hidden_size=2, vocabulary=5, heads=4, kv_heads=4, head_dim=1, mlp_width=3)
 """Six all-reduces of 4 bytes a token."""
