@@ -29,7 +29,7 @@ MOST_LISTED = 100
 
 
 def compare(
-    simulated: Recording, measured: Recording, tolerances: Tolerances, command_line: str, *, same_hardware: bool = True
+    simulated: Recording, measured: Recording, tolerances: Tolerances, command_line: str | None, *, same_hardware: bool = True
 ) -> RunRecord:
     """Return the record of a validation with one real run: the content of ``validate.json``.
 
