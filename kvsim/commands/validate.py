@@ -33,10 +33,10 @@ def run_validation(plan: Plan, command_line: str, job: SweepJob | None) -> RunRe
     """
     compared = validate(plan, command_line, watch=lambda label: partial(progress, label=label))
     console = Console()
-    compared.print(console)
+    compared.presentation.print(compared.record, console)
     folders = [SIMULATED, *([] if plan.validation.measured else [HARDWARE])]
     console.print(f"\n{plan.output}: validate.json validate.html {' '.join(f'{name}/' for name in folders)}", highlight=False)
     compared.check_pages()
     if not compared.record["holds"]:
-        raise WrongResult(f"the simulation is outside its tolerances: {compared.failures()}")
+        raise WrongResult(f"the simulation is outside its tolerances: {compared.presentation.failures(compared.record)}")
     return compared.record

@@ -11,8 +11,8 @@ from kvsim.suggest import closest
 QUANTILES = ("mean", "p50", "p90", "p99")
 SHORT = {"goodput": "goodput_requests_per_s", "attainment": "slo_attainment"}
 """What some columns of tables are called for short, besides those of times, which go without their unit."""
-AMBIGUOUS = ("requests_per_s",)
-"""Fields that are not what their name says at a prompt: the speed of kvsim, not the throughput of the server."""
+AMBIGUOUS = ("requests_per_s", "load_s")
+"""Fields about kvsim's own speed, which a reader would take for the server's throughput, or its loading of pages."""
 
 
 def attributes_of(record: RunRecord) -> dict[str, Callable[[], Any]]:

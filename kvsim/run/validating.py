@@ -6,14 +6,13 @@ The command and the Python API call it.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console
-
 from kvsim.errors import UsageError
 from kvsim.plans.plan import Plan
+from kvsim.report.validation.presentation import ONCE, REPEATED, Presentation
 from kvsim.report.validation.recording import Recording, read_measured, recorded
 from kvsim.report.validation.repeated import compare_repeated
-from kvsim.report.validation.repeated_page import print_repeated, render_repeated, repeated_failures
-from kvsim.report.validation.validation import compare, failures, print_validation, render_validation, write_validation
+from kvsim.report.validation.repeated_page import render_repeated
+from kvsim.report.validation.validation import compare, render_validation, write_validation
 from kvsim.results.result import RunRecord
 from kvsim.run.execute import Watch, unwatched
 from kvsim.run.play import check_verified
@@ -31,16 +30,7 @@ class Compared:
     """The content of ``validate.json``."""
     measured: Sequence[Recording]
     """The real runs."""
-    is_repeated: bool
-    """Whether there is more than one."""
-
-    def print(self, console: Console) -> None:
-        """Print the tables."""
-        (print_repeated if self.is_repeated else print_validation)(self.record, console)
-
-    def failures(self) -> str:
-        """Say which figures are outside their tolerances; empty if all hold."""
-        return (repeated_failures if self.is_repeated else failures)(self.record)
+    presentation: Presentation
 
     def check_pages(self) -> None:
         """Raise WrongResult if a real run reused a wrong page."""
@@ -65,7 +55,7 @@ def validate(plan: Plan, command_line: str | None, *, watch: Labelled = lambda l
         record = compare_repeated(simulated, measured, settings, command_line, same_hardware=same_hardware)
         page = render_repeated(record)
     write_validation(plan.output, record, page)
-    return Compared(record=record, measured=measured, is_repeated=runs > 1)
+    return Compared(record=record, measured=measured, presentation=ONCE if runs == 1 else REPEATED)
 
 
 def check_fresh(plan: Plan, runs: int) -> None:
