@@ -22,6 +22,7 @@ from kvsim.run.execute import Result
 from kvsim.run.validating import validate as validated
 from kvsim.run.validating_server import asked_of, expanded, is_against_server, validate_server
 from kvsim.settings.configuration import check_overrides, config_loader, quoted
+from kvsim.settings.unused_settings import keys_of
 from kvsim.sweeps.composition import Compositions
 from kvsim.sweeps.purchasing import Question, purchase
 from kvsim.sweeps.reporting import Report
@@ -84,6 +85,8 @@ def plan(
         raise UsageError(f"{next(iter(arguments.objects))}: kvsim.plan takes policies by name: put them into choices.policies")
     lines = composed(trace, arguments)
     check_overrides(lines)
+    if "saturate.rate" in keys_of(arguments.overrides):
+        raise UsageError("saturate.rate: the rate that must be held is that of the trace: load it with rate=")
     compositions = Compositions(config_loader())
     runs = count(1)
     report = advance or (lambda done: None)

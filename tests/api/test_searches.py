@@ -145,6 +145,8 @@ def test_plan_finds_what_the_command_finds(capsys: pytest.CaptureFixture[str]) -
     assert written["candidates"] == found.record["candidates"] and written["cheapest"] == found.record["cheapest"]
     with pytest.raises(UsageError, match=r"eviction: kvsim\.plan takes policies by name"):
         kvsim.plan("trace.jsonl", settings, prices=PRICES, eviction=FIFO())
+    with pytest.raises(UsageError, match=r"saturate\.rate: the rate that must be held is that of the trace"):
+        kvsim.plan("trace.jsonl", settings, prices=PRICES, saturate={"rate": 2})
     with pytest.raises(UsageError, match=r"hardware: leave it out: prices chooses"):
         kvsim.plan("trace.jsonl", settings, prices=PRICES, hardware="h100")
 
