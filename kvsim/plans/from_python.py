@@ -40,8 +40,8 @@ def plan_for(
     if (source := source_of(trace)) is not None:
         plan = replace(plan, trace=source)
     if isinstance(source, RequestsInMemory):
-        config = {**plan.config, "trace": source.description()}
-        plan = replace(plan, config=config, choices=plan.choices | {"trace": trace.name})
+        recorded = {**plan.config, "trace": source.description()}
+        plan = replace(plan, config=recorded, choices=plan.choices | {"trace": trace.name})
     if arguments.objects:
         plan = _with_objects(plan, arguments.objects)
         check_plan(plan, command, given)
