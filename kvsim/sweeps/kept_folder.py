@@ -10,7 +10,7 @@ from kvsim.errors import UsageError
 
 
 class KeptFolder:
-    """Something whose files are in a folder."""
+    """What has its files in a folder: a sweep, a search, a validation."""
 
     folder: Path
 
