@@ -32,12 +32,15 @@ def trace() -> Trace:
 
 def test_public_names() -> None:
     assert sorted(kvsim.__all__) == [
-        "Curve", "Result", "Sweep", "Trace", "curve", "load_trace", "replay", "simulate", "sweep", "trace_from_tokens",
+        "Curve", "Purchase", "Report", "Result", "Saturation", "Sweep", "Trace", "Validation", "curve", "load_trace", "plan",
+        "replay", "report", "saturate", "simulate", "sweep", "trace_from_tokens", "validate",
     ]  # fmt: skip
     assert dir(kvsim) == sorted([*kvsim.__all__, "__version__"])
     assert all(hasattr(kvsim, name) for name in kvsim.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = kvsim.nothing
+    with pytest.raises(AttributeError, match="did you mean simulate"):
+        _ = kvsim.simulat
 
 
 @pytest.mark.parametrize("command", ["replay", "simulate"])

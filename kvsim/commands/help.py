@@ -10,6 +10,7 @@ from kvsim.errors import UsageError
 from kvsim.settings import catalog
 from kvsim.settings.catalog import Setting, first_sentence
 from kvsim.settings.flags import FLAGS, SHORT, SINGLE
+from kvsim.settings.other_words import kvsims_words
 from kvsim.settings.unused_settings import WITHOUT_EFFECT
 from kvsim.suggest import closest
 
@@ -111,6 +112,8 @@ def _describe(topic: str) -> Iterator[str]:
 
     if rows := meanings(topic):
         return columns(rows)
+    if names := kvsims_words(topic):
+        return chain(wrapped(f"{topic} is not a word of kvsim's; what it may mean: {', '.join(names)}."), [""], describe(names))
     raise UsageError(f"there is no group, choice or setting {topic!r}{_hint(key) or f'; {MORE}'}")
 
 

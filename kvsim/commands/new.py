@@ -3,6 +3,7 @@
 import keyword
 import re
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from kvsim.errors import UsageError
@@ -28,6 +29,8 @@ FIRST_RUN = {
     "scheduling": "kvsim simulate",
 }
 """What to try a new policy with, if not a replay."""
+TESTS, CLONE_TESTS = ("pytest",), ("pytest", "hypothesis")
+"""Packages that a new test needs; in a clone, with all that its tests share."""
 IMPORTS = re.compile(r"((?:(?:import|from) (?:numpy|pytest).*\n)+)\n((?:(?:import|from) kvsim.*\n)+)")
 """Imports of installed packages, and of kvsim."""
 
@@ -54,7 +57,14 @@ def main(arguments: Sequence[str]) -> None:
         add_packages(root, family)
     write_new(root, files)
     print(*files, sep="\n")
-    print(f"next: pytest {list(files)[-1]}; {FIRST_RUN.get(family, 'kvsim replay')} {family}={name}")
+    first_run = f"{FIRST_RUN.get(family, 'kvsim replay')} {family}={name}"
+    print("next:", "; ".join([*installation(is_clone=is_clone), f"python -m pytest {list(files)[-1]}", first_run]))
+
+
+def installation(*, is_clone: bool) -> list[str]:
+    """Return the command that installs what the new test needs, if kvsim's Python lacks it: kvsim itself does not need that."""
+    needed, install = (CLONE_TESTS, "pip install -e '.[test]'") if is_clone else (TESTS, "pip install pytest")
+    return [] if all(map(find_spec, needed)) else [install]
 
 
 def write_new(root: Path, files: dict[str, str]) -> None:

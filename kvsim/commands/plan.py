@@ -1,62 +1,26 @@
 """``kvsim plan``: the cheapest configuration that meets its objectives, by the user's prices, and the flags to start it with."""
 
-import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from omegaconf import OmegaConf
 from rich.console import Console
 
 from kvsim.commands.application import run_application
 from kvsim.commands.hydra_main import read_yaml_fast
-from kvsim.errors import NoEffect, PolicyFailed, UsageError
-from kvsim.files.locking import Lock
-from kvsim.plans.build import build_run, check_output
-from kvsim.plans.combinations import check_objectives
-from kvsim.plans.command_settings import PlanSettings, SaturateSettings
-from kvsim.plans.construct import construct
-from kvsim.plans.plan import Plan
-from kvsim.report.folder import write_run
-from kvsim.report.plan_page import hardware_text, print_plan, write_plan
-from kvsim.report.template import SHARED_SCRIPT
-from kvsim.results.fields import SCHEMA
+from kvsim.errors import NoEffect, UsageError
+from kvsim.report.plan_page import hardware_text, print_plan
 from kvsim.results.progress import progress
 from kvsim.results.rates import percent
-from kvsim.results.result import RunRecord, installed_versions, plain
-from kvsim.results.slo import Slo
-from kvsim.run.alone import reasons, run_alone
-from kvsim.run.execute import execute, load_trace
-from kvsim.run.fingerprint import configuration_hash
 from kvsim.settings.configuration import Asked, check_run_here
 from kvsim.settings.sources import flags
 from kvsim.settings.unused_settings import keys_of
 from kvsim.sweeps.composition import Compositions
-from kvsim.sweeps.engine_flags import Setup, starts, without_server
-from kvsim.sweeps.folder import begin_folder, index_of, place_job
-from kvsim.sweeps.planning import Planned
-from kvsim.sweeps.prices import OWN, Prices, read_prices
-from kvsim.sweeps.purchase import (
-    DEARER,
-    FAILS,
-    HOLDS,
-    REFUSED,
-    SKIPPED,
-    Candidate,
-    Ended,
-    candidates,
-    cheapest,
-    checked,
-    search,
-    why,
-)
+from kvsim.sweeps.purchase import Ended
+from kvsim.sweeps.purchasing import Question, described, purchase
 
 SHORT = {"prices": "plan.prices", "saturate.rate": "trace.rate"}
 """What some settings are short for, or are called by ``kvsim saturate``."""
-NOT_OF_RUNS = ("plan", "saturate", "output")
-"""Settings that are none of a simulation's."""
 
 
 class NothingHolds(UsageError):
@@ -81,22 +45,16 @@ def _in_full(word: str) -> str:
 def start(asked: Asked) -> None:
     """Find the cheapest configuration, write the folder, print the table. Raises UsageError, and NothingHolds."""
     check_run_here(asked)
-    settings = construct(PlanSettings, OmegaConf.to_container(asked.config.plan, resolve=True), "plan")
-    slo = construct(Slo, OmegaConf.to_container(asked.config.slo, resolve=True), "slo")
-    saturate = construct(SaturateSettings, OmegaConf.to_container(asked.config.saturate, resolve=True), "saturate")
-    check_objectives(slo, "plan")
-    if settings.prices is None:
-        raise UsageError("prices is missing: set prices=FILE, a YAML file with your prices; see docs/guides/plan.md")
-    _check_own(asked, settings.prices)
+    prices, folder = asked.config.plan.prices, Path(str(asked.config.output))
+    question = Question(
+        config=asked.config,
+        overrides=asked.overrides,
+        compositions=Compositions(asked.loader, asked.config_name),
+        prices=None if prices is None else str(prices),
+        flags=flags(asked.config.hydra.runtime.config_sources),
+    )
     with read_yaml_fast():
-        prices = read_prices(Path(settings.prices))
-    _check_drive(asked, settings.prices, prices)
-    folder = Path(str(asked.config.output))
-    check_output(folder)
-    with Lock(folder):
-        found = _Search(asked, prices, folder, slo, saturate)
-        record = found.run(settings.beyond)
-        write_plan(folder, record)
+        record = purchase(question, folder, watch=lambda label: partial(progress, label=label), tell=print_ended)
     console = Console()
     print_plan(record, console)
     console.print(f"\n{folder}: plan.json plan.csv plan.html", highlight=False)
@@ -104,182 +62,7 @@ def start(asked: Asked) -> None:
         raise NothingHolds("no configuration meets the objectives: the reasons are in the table")
 
 
-def _check_own(asked: Asked, path: str) -> None:
-    """Raise UsageError for a setting that the file of prices chooses."""
-    keys = keys_of(asked.overrides)
-    if key := next((key for key in OWN if key in keys), None):
-        raise UsageError(f"{key}: leave it out: {path} chooses what costs money, and what has no price there cannot be chosen")
-
-
-def _check_drive(asked: Asked, path: str, prices: Prices) -> None:
-    """Raise UsageError for a drive of the catalogue beside one that the file of prices chooses."""
-    names = [name for name in prices.choices.drives if f"drive={name}" in prices.drives[name].lines]
-    if names and "drive" in keys_of(asked.overrides):
-        raise UsageError(f"drive: leave it out: {path} chooses {', '.join(names)}, whose rates are known by that name")
-
-
-class _Search:
-    """The candidates of a command line, and what is known of them."""
-
-    def __init__(self, asked: Asked, prices: Prices, folder: Path, slo: Slo, saturate: SaturateSettings) -> None:
-        self.asked, self.prices, self.folder = asked, prices, folder
-        self.slo, self.attainment = slo, saturate.attainment
-        self.compositions = Compositions(asked.loader, asked.config_name)
-        try:
-            every = candidates(prices, asked.overrides, self.compositions)
-        except UsageError as error:  # the command line alone has been composed before
-            raise UsageError(f"{asked.config.plan.prices}: {error}") from error
-        self.planned: Planned[Candidate] = checked(every, self.plan)
-        self.found = self.planned.jobs
-        same = len(every) - len(self.found)
-        self.notes = list(self.planned.notes)
-        self.notes += [f"{same} of {len(every)} combinations would run as a cheaper one does, and are left out"] if same else []
-        self.flags = flags(asked.config.hydra.runtime.config_sources)
-
-    def plan(self, one: Candidate) -> Plan:
-        """Make the plan of a candidate. Raises UsageError."""
-        if one.problem:
-            raise UsageError(one.problem)
-        config, choices = self.compositions.compose(one.lines)
-        return build_run(config, command="plan", overrides=one.lines, choices=choices)
-
-    def run(self, beyond: float | None) -> RunRecord:
-        """Try the candidates, and return the content of ``plan.json``. Raises UsageError if one reason keeps all from running."""
-        able = [at for at in range(len(self.found)) if at not in self.planned.refused]
-        if not able and len({str(error) for error in self.planned.refused.values()}) == 1:
-            raise next(iter(self.planned.refused.values()))
-        first = self.plan(self.found[able[0]]) if able else None
-        is_certain = first is not None and not any(request.persistent for request in load_trace(first)[0].requests)
-        begin_folder(self.folder, {"command": "simulate", "command_line": self.command_line, "swept": []})
-        ended = search(
-            self.found,
-            self.plan,
-            self.attempt,
-            refused=dict(self.planned.refused),
-            attainment=self.attainment,
-            beyond=beyond,
-            is_certain=is_certain,
-        )
-        return self.describe(ended)
-
-    def attempt(self, number: int, one: Candidate, plan: Plan) -> Ended:
-        """Simulate a candidate into a folder of its own, unless that is done, and tell the user how it ended."""
-        label = f"number {number} of {len(self.found)}"
-        name, result = place_job(self.folder, str(number), config_hash := configuration_hash(plan, "simulate"))
-        try:
-            if result is None:
-                run = execute("simulate", plan, watch=partial(progress, label=label), command_line=self.simulation(one))
-                write_run(self.folder / name, run.record, run.outcome, shared_script=f"../{SHARED_SCRIPT}")
-                index_of(self.folder.absolute())[config_hash] = name
-                result = run.record
-        except PolicyFailed:
-            raise
-        except UsageError as error:
-            ended = Ended(candidate=one, outcome=REFUSED, reason=" ".join(str(error).split()), plan=plan)
-        else:
-            ended = Ended(candidate=one, outcome=HOLDS, result=result, folder=name, plan=plan)
-            if ended.attainment < plan.saturate.attainment:
-                alone = partial(self.alone, plan, f"{label}, alone")
-                ended = replace(ended, outcome=FAILS, reason=why(ended, plan.saturate.attainment, alone))
-        met = ended.reason if ended.result is None else f"{percent(ended.attainment)} meet the objectives, {ended.outcome}"
-        print(f"{label}: {one.price:,.2f}, {hardware_text(_candidate(ended))}: {met}", flush=True)
-        return ended
-
-    def alone(self, plan: Plan, label: str) -> list[str]:
-        """Say which requests are too slow even by themselves; nothing if so few are that a run without load holds."""
-        result = run_alone(plan, partial(progress, label=label))
-        return [] if result.record["slo"]["attainment"] >= plan.saturate.attainment else reasons(plan, result)
-
-    @property
-    def command_line(self) -> str:
-        """The line that repeats the command."""
-        return shlex.join(["kvsim", "plan", *self.flags, *self.asked.overrides])
-
-    def simulation(self, one: Candidate) -> str:
-        """Return the line that simulates a candidate alone."""
-        words = [line for line in one.lines if not _is_of(line, NOT_OF_RUNS)]
-        return shlex.join(["kvsim", "simulate", *self.flags, *words])
-
-    def describe(self, ended: Sequence[Ended]) -> RunRecord:
-        """Return the content of ``plan.json``."""
-        best = cheapest(ended)
-        winner = None if best is None else ended[best]
-        known = next((one.plan for one in (*([winner] if winner else []), *ended) if one.plan is not None), None)
-        setup = None if winner is None else _setup(winner)
-        misplaced = [] if setup is None else without_server(setup)
-        record = {
-            "schema": SCHEMA,
-            "command": "plan",
-            "command_line": self.command_line,
-            "status": "complete",
-            "versions": installed_versions(),
-            "seed": self.asked.config.seed,
-            "config": {} if known is None else known.config,
-            "slo": {**asdict(self.slo), "attainment": self.attainment},
-            "price_unit": self.prices.listed.unit,
-            "candidates": [_candidate(one) for one in ended],
-            "cheapest": best,
-            "routing": None if winner is None or winner.plan is None else winner.plan.choices.get("routing"),
-            "simulate": None if winner is None else self.simulation(winner.candidate),
-            "start": [] if setup is None else starts(setup),
-            "notes": [
-                *self.notes,
-                *_notes(ended),
-                *misplaced,
-                *([] if winner is None or not winner.result else winner.result["warnings"]),
-            ],
-        }
-        return {name: plain(value) for name, value in record.items()}
-
-
-def _setup(winner: Ended) -> Setup:
-    """Return what an engine of the cheapest configuration has."""
-    plan, one = winner.plan, winner.candidate
-    assert plan is not None
-    per_host = plan.layout.engines // len(set(plan.layout.hosts))
-    return Setup(plan=plan, cpu_bytes=one.cpu_bytes // per_host, disk_bytes=one.disk_bytes // per_host)
-
-
-def _is_of(line: str, names: Sequence[str]) -> bool:
-    return line.lstrip("+~").partition("=")[0].partition(".")[0] in names
-
-
-def _notes(ended: Sequence[Ended]) -> list[str]:
-    dearer = [one.candidate.price for one in ended if one.outcome == DEARER]
-    certain = sum(one.outcome == SKIPPED for one in ended)
-    notes = (
-        [f"{len(dearer)} from {min(dearer):,.2f} on were not simulated: they cost more than plan.beyond allows"] if dearer else []
-    )
-    return [*notes, *([f"{certain} were not simulated, because a cheaper one shows that they fail"] if certain else [])]
-
-
-def _candidate(ended: Ended) -> dict[str, Any]:
-    """Return what is recorded of a candidate."""
-    one, result = ended.candidate, ended.result
-    measured = {} if result is None else {
-        "attainment": result["slo"]["attainment"],
-        "requests_per_s": result["throughput"]["offered_requests_per_s"],
-        "ttft_s_p99": result["ttft_s"]["p99"],
-        "tpot_s_p99": result["tpot_s"]["p99"],
-        "hit_rate": result["hit_rate"],
-        "rejected": result["rejected"],
-    }  # fmt: skip
-    return {
-        "price": one.price,
-        "gpu": one.gpu,
-        "engines": one.engines,
-        "gpus_per_engine": one.gpus,
-        "pipeline_parallel": one.stages,
-        "expert_parallel": one.expert_groups,
-        "cpu_bytes": one.cpu_bytes,
-        "drive": one.drive,
-        "policy": one.policy,
-        "outcome": ended.outcome,
-        "reason": ended.reason,
-        "folder": ended.folder,
-        **dict.fromkeys(MEASURED),
-        **measured,
-    }
-
-
-MEASURED = ("attainment", "requests_per_s", "ttft_s_p99", "tpot_s_p99", "hit_rate", "rejected")
+def print_ended(label: str, ended: Ended) -> None:
+    """Print how a candidate ended."""
+    met = ended.reason if ended.result is None else f"{percent(ended.attainment)} meet the objectives, {ended.outcome}"
+    print(f"{label}: {ended.candidate.price:,.2f}, {hardware_text(described(ended))}: {met}", flush=True)

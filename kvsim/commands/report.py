@@ -20,39 +20,25 @@ def main(arguments: Sequence[str]) -> None:
         return
     folders = [Path(word) for word in arguments if not word.startswith("output=")]
     chosen = [word.removeprefix("output=") for word in arguments if word.startswith("output=")]
-    for folder in folders:
-        if not folder.is_dir():
-            raise UsageError(f"{folder}: there is no such folder" if not folder.exists() else f"{folder}: not a folder")
     if not folders:
         raise UsageError("name the folders to report on: kvsim report DIR...")
-    target = Path(chosen[-1]) if chosen else folders[0] if len(folders) == 1 else Path()
-    if target.suffix != ".html":
-        target /= "report.html"
-    write_report(folders, target, shlex.join(["kvsim", "report", *arguments]))
+    report(folders, Path(chosen[-1]) if chosen else folders[0] if len(folders) == 1 else Path(), arguments)
 
 
-def write_report(folders: list[Path], target: Path, command_line: str) -> None:
-    """Write the page about the runs in ``folders`` to ``target``. Raises UsageError if none of them has a result."""
+def report(folders: Sequence[Path], place: Path, arguments: Sequence[str]) -> None:
+    """Write the page about the runs in ``folders`` to a file or a folder. Raises UsageError if none of them has a result."""
     from rich.console import Console
 
-    from kvsim.files.writing import replacing
     from kvsim.report.comparison.compare import print_comparison
-    from kvsim.report.comparison.html import render_comparison
     from kvsim.report.folder import prepare_folder
-    from kvsim.report.shown_paths import shortest, shown_place
-    from kvsim.results.runs import read_runs
+    from kvsim.report.shown_paths import shown_place
     from kvsim.sweeps.bounds import add_bounds
+    from kvsim.sweeps.reporting import page_in, runs_in, write_page
 
-    runs = read_runs(folders)
-    if not any(run.result for run in runs):
-        raise UsageError(f"{', '.join(map(str, folders))}: no result.json there or one folder below")
-    names = shortest(run.name for run in runs)
-    for run in runs:
-        run.name = names[run.name]
-    prepare_folder(target.parent)
+    runs, target = runs_in(folders), page_in(place)
+    prepare_folder(target.parent)  # before the bounds, which may take long
     add_bounds(runs)
-    with replacing(target) as file:
-        file.write(render_comparison(runs, command_line, folder=target.parent).encode())
+    write_page(runs, target, shlex.join(["kvsim", "report", *arguments]))
     console = Console()
     print_comparison(runs, console)
     console.print(f"\n{shown_place(target)}", highlight=False)

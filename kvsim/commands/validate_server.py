@@ -1,116 +1,39 @@
 """``kvsim validate server=URL`` and ``results=FILE``: compares simulations with runs against a server."""
 
-import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-import numpy as np
-from omegaconf import OmegaConf
 from rich.console import Console
 
 from kvsim.commands.application import run_application
-from kvsim.commands.run_folders import SIMULATED, run_plans, simulations
-from kvsim.core.request import Request
-from kvsim.errors import UsageError, WrongResult
+from kvsim.errors import WrongResult
 from kvsim.plans.build import AGAINST_SERVER, build_run
-from kvsim.plans.construct import construct
 from kvsim.plans.plan import Plan
-from kvsim.report.folder import prepare_folder
-from kvsim.report.servers.measures import preemptions, succeeded, tells_hits, tokens_by_medium
-from kvsim.report.servers.page import print_server, render_server
-from kvsim.report.servers.scores import Compared, score
-from kvsim.report.servers.seen import REJECTED, among_all, as_observed, moments_of
-from kvsim.report.servers.series import series
-from kvsim.report.validation.validation import failures, write_validation
-from kvsim.results.fields import SCHEMA
-from kvsim.results.observed import ObservedRun, ServerFacts
-from kvsim.results.observed_file import write_observed
+from kvsim.report.servers.page import print_server
+from kvsim.report.validation.validation import failures
 from kvsim.results.progress import progress
-from kvsim.results.result import RunRecord, plain, warmup_requests
-from kvsim.run.execute import load_trace, own_folder
-from kvsim.run.observed_order import replay_observed
-from kvsim.run.play import check_answers, check_capacity, with_known_answers
-from kvsim.servers.play import play_server, read_facts
-from kvsim.servers.prompts import as_sent
-from kvsim.servers.results.formats import facts_of, read_results, result_files
-from kvsim.servers.settings import ServerSettings
-from kvsim.servers.simulated import as_played, only, overrides_of
-from kvsim.settings.configuration import Asked, check_run_here, compose, quoted, without_hydra
+from kvsim.results.result import RunRecord
+from kvsim.run.execute import own_folder
+from kvsim.run.validating_server import ADDRESS, RUNS, Source, asked_of, expanded, validate_server
+from kvsim.run.validation_runs import SIMULATED
+from kvsim.settings.configuration import Asked, check_run_here, without_hydra
 from kvsim.settings.flags import parse
 from kvsim.settings.sources import flags
-from kvsim.settings.unused_settings import given, keys_of
 
-ADDRESS = "server.url"
-"""What ``server=URL`` is short for."""
-PLAIN = re.compile(r"[\w./:@%+-]+")
 SHOWING = {"--help", "--cfg", "--info", "--hydra-help", "--multirun"}
 """Flags with which no server is asked: they show something, or are refused."""
-RUNS = "runs"
-"""The folder of the real runs."""
-DEFAULT_RUNS = "validate.runs=3"
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where real runs come from: a server or files."""
-
-    server: ServerSettings | None
-    files: Sequence[Path]
-    facts: ServerFacts | None
-    notes: Sequence[str] = ()
 
 
 def main(words: Sequence[str]) -> None:
     """Run the command with the words that follow its name."""
     words = [expanded(word) for word in words]
-    if SHOWING & parse(words).flags.keys():
+    arguments = parse(words)
+    if SHOWING & arguments.flags.keys():
         run_application("validate", partial(start, Source(None, (), None)), words)
         return
-    source = source_of(words)
-    is_repeated = source.server is not None and source.server.reset
-    more = [DEFAULT_RUNS] if is_repeated and not given(keys_of(words), "validate.runs") else []
-    if source.facts is not None:
-        found, notes = overrides_of(source.facts, words)
-        source, more = replace(source, notes=notes), more + found
+    source, more = asked_of(arguments.overrides)
     run_application("validate", partial(start, source), [*words, *more])
-
-
-def expanded(word: str) -> str:
-    """Return an override as Hydra reads it: ``server=URL`` and ``results=FILE,FILE`` are short forms."""
-    key, _, value = word.partition("=")
-    if key == "server" and value:
-        return f"{ADDRESS}={_readable(value)}"
-    if key == "results" and value not in ("", "null") and not value.startswith("["):
-        return f"results=[{','.join(map(_readable, value.split(',')))}]"
-    return word
-
-
-def _readable(text: str) -> str:
-    """Return a text as Hydra reads it, quoted only if it must be."""
-    return text if PLAIN.fullmatch(text) else quoted(text)
-
-
-def source_of(words: Sequence[str]) -> Source:
-    """Return where the runs of a command line come from, with what the server says of itself. Raises UsageError."""
-    config: Any = OmegaConf.to_container(compose(parse(words).overrides), resolve=False)
-    node, names = config["server"], config["results"]
-    if names:
-        if key := given(keys_of(words), "server"):
-            raise UsageError(f"{key} has no effect on runs that have been recorded: leave it out, or results")
-        if key := given(keys_of(words), "validate.runs"):
-            raise UsageError(f"{key} has no effect with results: leave it out")
-        files = result_files([Path(str(name)) for name in ([names] if isinstance(names, str) else names)])
-        if twice := [file for file in files if [other.resolve() for other in files].count(file.resolve()) > 1]:
-            raise UsageError(f"results: {twice[0]} is named twice: name each file once")
-        return Source(None, files, facts_of(files[0]))
-    if not isinstance(node, dict) or node.get("url") is None:
-        raise UsageError("server.url is missing: set server=URL, such as server=http://localhost:8000, or results=FILE")
-    settings = construct(ServerSettings, node, "server")
-    return Source(settings, (), read_facts(settings))
 
 
 def start(source: Source, asked: Asked) -> None:
@@ -121,7 +44,8 @@ def start(source: Source, asked: Asked) -> None:
     plan = build_run(config, command=AGAINST_SERVER, overrides=overrides, choices=choices)
     command_line = shlex.join(["kvsim", "validate", *flags(sources), *map(_shortened, overrides)])
     with own_folder(plan, "validate"):
-        validate(plan, source, command_line)
+        record = validate_server(plan, source, command_line, watch=lambda label: partial(progress, label=label))
+        show(plan, record, is_recorded=source.server is None)
 
 
 def _shortened(override: str) -> str:
@@ -130,177 +54,6 @@ def _shortened(override: str) -> str:
     if key == "results" and "'" not in value:
         return f"{key}={value.strip('[]')}"
     return f"server={value}" if key == ADDRESS else override
-
-
-def validate(plan: Plan, source: Source, command_line: str) -> RunRecord:
-    """Play or read the real runs, simulate, score, and write and print the comparison.
-
-    Raises UsageError, and WrongResult if the simulation is not within its tolerances.
-    """
-    if source.server is not None and not source.server.reset and plan.validation.runs > 1:
-        raise UsageError("server.reset=false leaves what one run has cached to the next one: set validate.runs=1")
-    trace, _ = load_trace(plan)
-    sent = as_sent(trace.requests, plan.page_tokens)
-    check_requests(plan, sent)
-    real = play(plan, source.server, trace.requests) if source.server else read_results(source.files, sent)
-    for number, run in enumerate(real, 1):
-        if not succeeded(run).any():
-            raise UsageError(f"run {number} ({run.source}): {run.failures()}")
-    check_alike(real)
-    answered, other_answers = as_answered(trace.requests, real[0])
-    played, note = as_played(as_sent(answered, plan.page_tokens), real[0])
-    was_served = np.logical_or.reduce([succeeded(run) for run in real])
-    own = replace(trace, requests=only(played, was_served.tolist()))
-    results = run_plans(plan, SIMULATED, simulations(plan, len(real)), command_line, own)
-    given, untold = replays(plan, trace.requests, real)
-    runs = Compared(
-        real=real,
-        given=given,
-        simulated=[among_all(as_observed(result.outcome, SIMULATED), was_served) for result in results],
-        skipped=warmup_requests(plan.warmup, len(sent)),
-    )
-    check_compared(runs)
-    notes = [f"{line[:1].upper()}{line[1:]}." for line in source.notes]
-    notes += [line for line in (note, other_answers, own.note, untold, counters_note(runs)) if line]
-    record = described(plan, runs, source.facts or real[0].facts, results[0].record, notes, command_line)
-    if not record["checks"]:
-        raise UsageError("the runs say neither what requests found nor when first tokens came: there is nothing to compare")
-    write_validation(plan.output, record, render_server(record))
-    show(plan, record, is_recorded=source.server is None)
-    return record
-
-
-def as_answered(requests: Sequence[Request], run: ObservedRun) -> tuple[list[Request], str]:
-    """Return requests with answers as long as in a run, and a line if these are not the trace's.
-
-    Where the run has failed, or says nothing of an answer, the trace's length stays.
-    """
-    expected = np.array([request.output_tokens for request in requests], dtype=np.int64)
-    lengths = np.where(succeeded(run) & (run.output_tokens > 0), run.output_tokens, expected)
-    different = np.abs(lengths - np.maximum(expected, 1)) * (lengths != expected)
-    if not different.any():
-        return list(requests), ""
-    number, most = np.count_nonzero(different), different.max()
-    note = f"{number} answers are not as long as in the trace, by up to {most} tokens: simulated as long as in the first run."
-    pairs = zip(requests, lengths.tolist(), strict=True)
-    return [replace(request, output_tokens=tokens) for request, tokens in pairs], note
-
-
-def check_requests(plan: Plan, sent: list[Request]) -> None:
-    """Raise UsageError for requests that cannot be simulated, before any is sent."""
-    check_answers(with_known_answers(plan, sent), sent)
-    check_capacity(plan, sent)
-
-
-def play(plan: Plan, settings: ServerSettings, requests: Sequence[Request]) -> list[ObservedRun]:
-    """Play the trace against the server, as often as is asked for, and save each run when it has ended. Raises UsageError."""
-    folder, number_of = plan.output / RUNS, plan.validation.runs
-    if found := sorted(folder.glob("*.jsonl.gz")):
-        raise UsageError(
-            f"output: {found[0]} is a run of another validation: choose another folder with output=DIR, or compare it again with "
-            f"results={folder}"
-        )
-    prepare_folder(folder)
-    runs = []
-    for number in range(1, number_of + 1):
-        with progress(len(requests), f"{settings.url} {number}/{number_of}") as advance:
-            run = play_server(requests, plan.page_tokens, settings, advance)
-        write_observed(folder / f"{number}.jsonl.gz", run)
-        runs.append(run)
-    return runs
-
-
-def replays(plan: Plan, requests: Sequence[Request], real: Sequence[ObservedRun]) -> tuple[list[ObservedRun], str]:
-    """Return a replay of each real run, in its order of admission, and a line on requests of which that is not known.
-
-    None is replayed if the server does not tell what requests found, or of some run no admission is known.
-    """
-    if not all(map(tells_hits, real)):
-        return [], ""
-    moments = [moments_of(run) for run in real]
-    untold = [succeeded(run) & np.isnan(one.admitted_s) for run, one in zip(real, moments, strict=True)]
-    if any((one == succeeded(run)).all() for run, one in zip(real, untold, strict=True)):
-        return [], "Nothing is replayed in the server's order: a run has neither times in the queue nor first tokens."
-    answered = [as_sent(as_answered(requests, run)[0], plan.page_tokens) for run in real]
-    given = [as_observed(replay_observed(plan, *pair), "replayed") for pair in zip(answered, moments, strict=True)]
-    numbers = [int(one.sum()) for one in untold]
-    left_out = f"Not replayed, without a time in the queue and a first token: {', '.join(map(str, numbers))}."
-    return given, left_out if any(numbers) else ""
-
-
-def check_alike(real: Sequence[ObservedRun]) -> None:
-    """Raise UsageError if runs, as far as they tell, are of servers that are simulated differently, or of different loads."""
-    first = real[0]
-    for number, run in enumerate(real[1:], 2):
-        pairs = [(_load(first), _load(run))] if run.client == first.client else []
-        if first.facts is not None and run.facts is not None:
-            pairs.append((_server(first.facts), _server(run.facts)))
-        for one, other in pairs:
-            for key in {**one, **other}:
-                if one.get(key) != other.get(key):
-                    raise UsageError(
-                        f"results: {key} is {one.get(key)} in the first run, but {other.get(key)} in run {number}: compare runs "
-                        "of one server and load"
-                    )
-
-
-def _load(run: ObservedRun) -> dict[str, Any]:
-    return {"server.speed": run.speed, "server.concurrency": run.concurrency}
-
-
-def _server(facts: ServerFacts) -> dict[str, Any]:
-    """Return what of a server is simulated."""
-    found, _ = overrides_of(facts, ())
-    return {"engine": facts.engine, **dict(line.split("=", 1) for line in found)}
-
-
-def counters_note(runs: Compared) -> str:
-    """Return a line on what counters measure that does not leave out the warm-up; empty if there is nothing of the kind."""
-    counted = [not run.tier_tokens and tokens_by_medium(run, succeeded(run)) for run in runs.real]
-    if not runs.skipped or not any(counted):
-        return ""
-    what = "Cached tokens by medium are" if all(map(tells_hits, runs.real)) else "Hit rates and cached tokens by medium are"
-    return f"{what} of whole runs, with the warm-up: they are the server's counters."
-
-
-def check_compared(runs: Compared) -> None:
-    """Raise UsageError if there is no request to compare."""
-    if not runs.counted(*runs.real, *runs.simulated).any():
-        after = f" after the warm-up of {runs.skipped} requests" if runs.skipped else ""
-        raise UsageError(f"no request succeeded in all runs and simulations{after}: there is nothing to compare")
-
-
-def described(
-    plan: Plan, runs: Compared, facts: ServerFacts | None, simulated: RunRecord, notes: Sequence[str], command_line: str
-) -> RunRecord:
-    """Return the content of ``validate.json``."""
-    record = {
-        "schema": SCHEMA,
-        "command": "validate",
-        "command_line": command_line,
-        **{name: simulated[name] for name in ("config", "choices", "versions", "seed")},
-        "server": None if facts is None else asdict(facts),
-        "runs": [_about(run) for run in runs.real],
-        "simulations": len(runs.simulated),
-        "rejected": list(runs.simulated[0].errors).count(REJECTED),
-        "notes": list(notes),
-        **score(runs, plan.validation),
-        **series(runs),
-    }
-    return {name: plain(value) for name, value in record.items()}
-
-
-def _about(run: ObservedRun) -> dict[str, Any]:
-    failed = len(run.errors) - int(succeeded(run).sum())
-    reasons = [f"{run.failures()}."] * bool(failed)
-    return {
-        "source": run.source,
-        "client": run.client,
-        "failed": failed,
-        "preemptions": preemptions(run),
-        "late_s": run.late_s(),
-        "notes": [*(f"{note[:1].upper()}{note[1:]}." for note in run.notes), *reasons],
-    }
 
 
 def show(plan: Plan, record: RunRecord, *, is_recorded: bool) -> None:

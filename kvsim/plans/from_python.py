@@ -15,7 +15,7 @@ from kvsim.policies.copies import copied
 from kvsim.settings.configuration import Composed, compose_with_choices
 from kvsim.trace.base import Trace
 from kvsim.trace.check import check_requests
-from kvsim.trace.memory import source_of
+from kvsim.trace.memory import RequestsInMemory, source_of
 
 OF_THE_TRACE = ("trace", "page_tokens")
 PER_TIER = ("eviction", "placement")
@@ -39,6 +39,9 @@ def plan_for(
     plan = build_run(config, command=command, overrides=given, choices=choices)
     if (source := source_of(trace)) is not None:
         plan = replace(plan, trace=source)
+    if isinstance(source, RequestsInMemory):
+        recorded = {**plan.config, "trace": source.description()}
+        plan = replace(plan, config=recorded, choices=plan.choices | {"trace": trace.name})
     if arguments.objects:
         plan = _with_objects(plan, arguments.objects)
         check_plan(plan, command, given)

@@ -141,15 +141,18 @@ def hardware_text(one: Mapping[str, Any]) -> str:
 
 def render_plan(record: RunRecord) -> str:
     """Return the page, which loads plotly.js from its folder, as the pages of the runs do from there."""
-    target, limit_s = record["slo"]["attainment"], record["slo"]["ttft_s"]
-    pictures = [
-        Picture("Price and attainment", _figure(record, "attainment", "requests that meet the objectives", ".0%", target, -1)),
-        Picture("Price and time to first token", _figure(record, "ttft_s_p99", "99th percentile (s)", "~g", limit_s, 1)),
-    ]
     return render_page(
-        "plan.html", "kvsim plan", pictures, lines=[question(record), *record["notes"]], answer=answer(record),
+        "plan.html", "kvsim plan", pictures_of(record), lines=[question(record), *record["notes"]], answer=answer(record),
         tables=[candidate_table(record)], starts=list(start_texts(record)), foot=foot(record), shared_script=SHARED_SCRIPT,
     )  # fmt: skip
+
+
+def pictures_of(record: RunRecord) -> list[Picture]:
+    """Return what a price brings: attainment, and times to first token."""
+    slo = record["slo"]
+    attained = _figure(record, "attainment", "requests that meet the objectives", ".0%", slo["attainment"], -1)
+    times = _figure(record, "ttft_s_p99", "99th percentile (s)", "~g", slo["ttft_s"], 1)
+    return [Picture("Price and attainment", attained), Picture("Price and time to first token", times)]
 
 
 def _figure(record: RunRecord, key: str, title: str, y_format: str, limit: float | None, sign: int) -> Figure | None:

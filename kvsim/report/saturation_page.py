@@ -162,17 +162,20 @@ def _runs(record: RunRecord) -> Table:
 
 def render_saturation(records: Sequence[Named], command_line: str | None = None, more: Sequence[str] = ()) -> str:
     """Return the page, which loads plotly.js from its folder, as the pages of the runs do from there."""
-    first = records[0][1]
-    target, limit_s = first["slo"]["attainment"], first["slo"]["ttft_s"]
-    pictures = [
-        Picture("Attainment by rate", _figure(records, "attainment", "requests that meet the objectives", ".0%", target)),
-        Picture("Time to first token by rate", _figure(records, "ttft_s_p99", "99th percentile", "~g", limit_s)),
-    ]
-    reproduced = first | ({} if command_line is None else {"command_line": command_line})
+    reproduced = records[0][1] | ({} if command_line is None else {"command_line": command_line})
     return render_page(
-        "plain.html", _title(records), pictures, head=_head(records), about=_about(records), lines=[*_notes(records), *more],
-        tables=tables(records), pictures_first=True, foot=foot(reproduced), shared_script=SHARED_SCRIPT,
+        "plain.html", _title(records), pictures_of(records), head=_head(records), about=_about(records),
+        lines=[*_notes(records), *more], tables=tables(records), pictures_first=True, foot=foot(reproduced),
+        shared_script=SHARED_SCRIPT,
     )  # fmt: skip
+
+
+def pictures_of(records: Sequence[Named]) -> list[Picture]:
+    """Return attainment and times to first token against the rate."""
+    slo = records[0][1]["slo"]
+    attained = _figure(records, "attainment", "requests that meet the objectives", ".0%", slo["attainment"])
+    times = _figure(records, "ttft_s_p99", "99th percentile", "~g", slo["ttft_s"])
+    return [Picture("Attainment by rate", attained), Picture("Time to first token by rate", times)]
 
 
 def _title(records: Sequence[Named]) -> str:

@@ -132,13 +132,13 @@ class Prices:
         return float(f"{self.listed.gpus[gpu] * gpus + memory + self.drives[drive].price * drives:.10g}")
 
 
-def read_prices(path: Path) -> Prices:
-    """Read a file of prices. Raises UsageError, with a line that names the file and the key."""
-    node = read_file(path)
+def read_prices(prices: str | Path | Mapping[str, Any]) -> Prices:
+    """Read a file of prices, or what is its content. Raises UsageError, with a line that names the file and the key."""
+    node = dict(prices) if isinstance(prices, Mapping) else read_file(Path(prices))
     try:
         return _checked(node)
     except (UsageError, ValueError) as error:
-        raise UsageError(f"{path}: {error}") from error
+        raise UsageError(f"{'prices' if isinstance(prices, Mapping) else prices}: {error}") from error
 
 
 def _checked(node: dict[str, Any]) -> Prices:

@@ -1,15 +1,11 @@
-"""What Python sees of a sweep: its runs, their table, and a picture of them."""
+"""What Python sees of several runs: a sweep, with its folder, or any runs side by side; their table, and a picture of them."""
 
-import os
-import shutil
-import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from kvsim.errors import UsageError
 from kvsim.report.comparison.compare import NEAR, Comparison, comparison_csv
 from kvsim.report.notebook import comparison_html
 from kvsim.results.fields import BY_KEY
@@ -17,8 +13,9 @@ from kvsim.results.frame import columns_of, frame
 from kvsim.results.rates import percent
 from kvsim.results.records import read_requests, read_sweep
 from kvsim.results.result import RunRecord
-from kvsim.results.runs import failed, read_runs
+from kvsim.results.runs import Run, failed, read_runs
 from kvsim.run.run_result import RunResult
+from kvsim.sweeps.kept_folder import KeptFolder
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -41,19 +38,11 @@ class SweepRun(RunResult):
         return frame(read_requests(self.folder, self.record))
 
 
-class Sweep:
-    """The runs of a sweep, in order of their jobs. ``len``, ``for`` and ``[number]`` work on the finished ones."""
+class ComparedRuns:
+    """Runs side by side. ``len``, ``for`` and ``[number]`` work on the finished ones."""
 
-    def __init__(self, folder: Path, failures: Mapping[str, dict[str, Any] | None], *, is_temporary: bool) -> None:
-        """``failures`` has the ``error.json`` of each job by the name of its folder, or None for a finished one.
-
-        A temporary folder lives as long as this object.
-        """
-        self.folder = folder
-        if is_temporary:
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        found = {run.name: run for run in read_runs([folder], damaged_fail=True)}
-        self._runs = [failed(folder / name, failure) if failure else found[name] for name, failure in failures.items()]
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs = list(runs)
         self._comparison = Comparison(self._runs, by_run=True)
         self.runs = [
             SweepRun(
@@ -67,9 +56,9 @@ class Sweep:
         ]
         """The finished runs."""
         self.errors: dict[str, str] = {run.name: run.error for run in self._runs if run.error is not None}
-        """What went wrong in each failed job, by its number."""
-        self.notes: list[str] = read_sweep(folder).get("notes", [])
-        """A sentence for each setting that has no effect in some of the jobs, which leave it out."""
+        """What went wrong in each failed job, by its name: in a sweep, its number."""
+        self.notes: list[str] = []
+        """What to know of the runs, a sentence each."""
 
     @cached_property
     def table(self) -> Any:
@@ -91,23 +80,6 @@ class Sweep:
 
         return sweep_figure(self._comparison if "seed" in (x, color) else Comparison(self._runs), x, y, color)
 
-    def save(self, folder: str | Path) -> None:
-        """Copy all runs, ``sweep.csv`` and ``report.html`` to a new folder, as ``output=`` and the command write them.
-
-        Raises UsageError if it exists or cannot be written, and then leaves nothing behind.
-        """
-        target = Path(folder)
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
-        try:
-            shutil.copytree(self.folder, part, ignore=shutil.ignore_patterns(".*"))
-            if target.exists():
-                raise UsageError(f"{target} already exists: choose another folder")
-            part.rename(target)
-        except OSError as error:
-            raise UsageError(f"cannot write {target}: {error.strerror or error}") from error
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
-
     def __len__(self) -> int:
         return len(self.runs)
 
@@ -122,7 +94,7 @@ class Sweep:
         return self.runs[place]
 
     def __repr__(self) -> str:
-        return f"Sweep({self._line()})"
+        return f"{type(self).__name__}({self._line()})"
 
     def _repr_html_(self) -> str:
         failed = "".join(f"<p>job {name} failed: {error}</p>" for name, error in self.errors.items())
@@ -144,3 +116,18 @@ class Sweep:
         near = list(self._comparison.standing(BY_KEY["hit_rate"]).values()).count(NEAR)
         others = [f"{NEAR} {near} other{'s' * (near > 1)}"] if near else []
         return ", ".join([over, *failed, f"best hit rate {percent(best.hit_rate)} ({where or f'job {best.name}'})", *others])
+
+
+class Sweep(ComparedRuns, KeptFolder):
+    """The runs of a sweep, in order of their jobs."""
+
+    def __init__(self, folder: Path, failures: Mapping[str, dict[str, Any] | None], *, is_temporary: bool) -> None:
+        """``failures`` has the ``error.json`` of each job by the name of its folder, or None for a finished one.
+
+        A temporary folder lives as long as this object. Its ``notes`` name each setting that has no effect in some of the jobs,
+        which leave it out.
+        """
+        self.keep(folder, is_temporary=is_temporary)
+        found = {run.name: run for run in read_runs([folder], damaged_fail=True)}
+        super().__init__([failed(folder / name, failure) if failure else found[name] for name, failure in failures.items()])
+        self.notes = read_sweep(folder).get("notes", [])

@@ -1,7 +1,7 @@
 """Recognises the format of a trace file by the fields of its first record."""
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -18,9 +18,11 @@ from kvsim.trace.lengths import LOGS, Lengths
 from kvsim.trace.lmcache import LMCache
 from kvsim.trace.mooncake import Mooncake
 from kvsim.trace.openai import OpenAI
+from kvsim.trace.prompt_spans import PromptSpans, has_prompts
 from kvsim.trace.proxy_log import ProxyLog
 from kvsim.trace.records import AT_LEAST_ONE, MAX_LINE_BYTES, Record, read_records
 from kvsim.trace.sharegpt import ShareGPT
+from kvsim.trace.spans import SPANS
 from kvsim.trace.tokens import Tokens
 from kvsim.trace.weka import Weka
 
@@ -36,6 +38,9 @@ class Format:
     """Fields that every first record of this format has; ``a.b`` is the field b of the object in a."""
     block_size: str | None = None
     """The field that has the size of blocks, if one of the first records has it."""
+
+    is_shown: Callable[[Record], bool] | None = None
+    """Tells by one of the first records that the file is of this format, where its fields alone do not."""
 
     def missing(self, fields: Collection[str]) -> list[str]:
         """Return the identifying fields that a record with ``fields`` lacks."""
@@ -61,6 +66,7 @@ FORMATS = (
     Format("openai", OpenAI, ("prompt",)),
     Format("openai", OpenAI, ("text_input",)),
     Format("openai", OpenAI, ("input", "output")),
+    *(Format("spans", PromptSpans, log.fields, is_shown=has_prompts) for log in SPANS),
     *(Format("lengths", Lengths, log.fields) for log in LOGS),
     Format("mooncake", Mooncake, ("session_id", "input_length")),
 )
@@ -104,9 +110,15 @@ def _recognise(path: str, max_line_bytes: int, columns: Columns) -> tuple[Format
     records = renamed(records, dict(columns)) if columns else records
     first = next(records)
     found = first.names()
+    seen, records = [first], iter(records)
     for known in FORMATS:
-        if not known.missing(found):
-            return known, _block_size(chain([first], records), known)
+        if known.missing(found):
+            continue
+        if known.is_shown is not None:
+            seen += records
+            if not any(map(known.is_shown, seen)):
+                continue
+        return known, _block_size(chain(seen, records), known)
     raise TraceError(path, first.line, f"unknown format: it has {_listed(first.fields)}. {_nearest(found)}; or set trace=NAME")
 
 

@@ -2,17 +2,21 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from kvsim.core.request import Request
 from kvsim.errors import UsageError
 from kvsim.trace.base import Trace, TraceSource
 from kvsim.trace.records import Record
 from kvsim.trace.tokens import Tokens
+
+ALL_OF_REQUEST = attrgetter(*(each.name for each in fields(Request)))
 
 
 @dataclass(kw_only=True)
@@ -32,7 +36,19 @@ class RequestsInMemory(TraceSource):
     trace: Trace
 
     def load(self, page_tokens: int) -> Trace:
-        return self.trace
+        if self.rate == 1:
+            return self.trace
+        return replace(self.trace, requests=[self._sooner(request) for request in self.trace.requests])
+
+    def _sooner(self, request: Request) -> Request:
+        resets = tuple(reset._replace(at_s=reset.at_s / self.rate) for reset in request.resets)
+        return replace(request, arrival_s=request.arrival_s / self.rate, resets=resets)
+
+    def description(self) -> dict[str, Any]:
+        """Return what the configuration of a run says of the trace, which no file and no settings can load again."""
+        content = xxhash.xxh3_128_hexdigest(repr(list(map(ALL_OF_REQUEST, self.trace.requests))).encode())
+        named = f"{type(self).__module__}.{type(self).__qualname__}"
+        return {"_target_": named, "name": self.trace.name, "content": content, "rate": self.rate}
 
     def page_keys(self, page_tokens: int) -> Callable[[int], bytes]:
         """Return keys that are the same for traces whose requests have the same page ids: nothing else says what a page holds."""

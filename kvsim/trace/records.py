@@ -181,6 +181,16 @@ class Row(Record):
             return value
         raise self._wrong(key, number.expected(None))
 
+    def items(self, key: str) -> list[Any]:
+        cell = self.fields.get(key)
+        if isinstance(cell, str) and cell[:1] == "[":
+            try:
+                found = Decoder(list[Any]).decode(cell)
+            except (ValueError, RecursionError):
+                raise self._wrong(key, "a list") from None
+            return found
+        raise self._wrong(key, "a list")
+
     def number(self, key: str, number: Real = SECONDS) -> float:
         cell = self.fields.get(key)
         if isinstance(cell, str) and DECIMAL.fullmatch(cell) and number.least <= (value := float(cell)) <= number.most:

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from kvsim.errors import TraceError, UsageError
 from kvsim.numbers import Whole, check_settings
@@ -48,6 +48,9 @@ class TextTrace(Tokens):
     contain have ``output_tokens`` tokens, unless it tells their length.
     """
 
+    LIMITS_LINES: ClassVar[bool] = True
+    """Whether ``limit`` counts lines of the file; otherwise, it counts requests."""
+
     tokenizer: str | None = None
     output_tokens: int = 1
 
@@ -87,11 +90,16 @@ class TextTrace(Tokens):
             yield from tokenized(chunk, tokenizer)
 
     def _all_turns(self, tokenizer: Tokenizer) -> Iterator[Turn]:
-        for record in self.read(self.limit):
+        left = None if self.LIMITS_LINES else self.limit
+        for record in self.read(self.limit if self.LIMITS_LINES else None):
             try:
-                yield from self.turns(record, tokenizer)
+                for turn in islice(self.turns(record, tokenizer), left):
+                    yield turn
+                    left = None if left is None else left - 1
             except TemplateError as error:
                 raise record.error(str(error)) from None
+            if left == 0:
+                return
 
 
 def tokenized(turns: Sequence[Turn], tokenizer: Tokenizer) -> Iterator[Record]:

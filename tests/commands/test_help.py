@@ -7,6 +7,7 @@ import pytest
 from kvsim.cli import COMMANDS, main
 from kvsim.commands.help import WITH_HELP
 from kvsim.settings import catalog
+from kvsim.settings.other_words import OTHER_WORDS
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -127,3 +128,16 @@ def test_a_word_that_begins_fields_or_settings_leads_to_them(capsys: pytest.Capt
     assert "hit_rate" in shown and "hit tokens over prompt tokens" in " ".join(shown.split())
     assert main(["help", "hardware.disk"]) == 2
     assert "did you mean hardware.disk_read_bytes_per_s or" in capsys.readouterr().err
+
+
+def test_words_of_the_field_lead_to_kvsim_s(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "SSD"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(
+        "SSD is not a word of kvsim's; what it may mean: tiers.disk.capacity, drive.\n\ntiers.disk.capacity=0\n"
+    )
+    assert "drive=NAME" in shown
+    for word, names in OTHER_WORDS.items():
+        assert main(["help", *names]) == 0, word
+        assert main(["help", word]) == 0
+        assert capsys.readouterr().out.count(f"{word} is not a word") == 1, f"{word} is a name of kvsim's"

@@ -48,6 +48,18 @@ def test_a_name_is_given_once(clone: Path, capsys: pytest.CaptureFixture[str]) -
     assert {path: path.read_bytes() for path in clone.rglob("*brand_new*")} == before
 
 
+@pytest.mark.parametrize("installed", [True, False])
+def test_what_to_do_next_works_with_what_is_installed(
+    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(new, "find_spec", lambda name: name if installed else None)
+    assert main(["new", "eviction", "my_policy"]) == 0
+    pip = "" if installed else "pip install pytest; "
+    expected = f"next: {pip}python -m pytest kvsim_policies/eviction/test_my_policy.py; kvsim replay eviction=my_policy"
+    assert capsys.readouterr().out.splitlines()[-1] == expected
+
+
 @pytest.mark.long
 def test_the_new_tests_and_the_contracts_pass_in_a_copy_of_the_repository(tmp_path: Path) -> None:
     """``tests/settings/test_sources.py`` runs the new tests for every change."""

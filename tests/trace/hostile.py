@@ -96,6 +96,27 @@ RECORDS: dict[str, list[Any]] = {
     ],
     "spans": [
         {"resourceSpans": [{"scopeSpans": [{"spans": [
+            {"startTimeUnixNano": "1581452772000000321",
+             "attributes": [
+                {"key": "gen_ai.usage.output_tokens", "value": {"intValue": "5"}},
+                {"key": "gen_ai.input.messages", "value": {"arrayValue": {"values": [{"kvlistValue": {"values": [
+                    {"key": "role", "value": {"stringValue": "user"}},
+                    {"key": "parts", "value": {"arrayValue": {"values": [{"kvlistValue": {"values": [
+                        {"key": "type", "value": {"stringValue": "text"}},
+                        {"key": "content", "value": {"stringValue": "it rains"}}]}}]}}}]}}]}}}],
+             "events": [{"name": "gen_ai.content.completion", "attributes": [
+                {"key": "gen_ai.completion", "value": {"stringValue": "as always"}}]}]}]}]}]},
+        {"name": "chat m", "start_time": "2024-10-01T12:00:00.123456Z", "attributes": {
+            "gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "where is it", "gen_ai.completion.0.role": "assistant",
+            "gen_ai.completion.0.content": "here", "gen_ai.conversation.id": "a"}},
+        {"name": "chat m", "start_time": "2024-10-01T12:00:01Z", "attributes": {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.system_instructions": '[{"type": "text", "content": "it rains"}]',
+            "gen_ai.input.messages": '[{"role": "user", "parts": [{"type": "text", "content": "and now"}]}]',
+            "gen_ai.output.messages": '[{"role": "assistant", "parts": [{"type": "text", "content": "here"}]}]'}},
+    ],
+    "length_spans": [
+        {"resourceSpans": [{"scopeSpans": [{"spans": [
             {"startTimeUnixNano": "1581452772000000321", "attributes": [
                 {"key": "gen_ai.usage.input_tokens", "value": {"intValue": "55"}},
                 {"key": "gen_ai.request.model", "value": {"stringValue": "m"}}]}]}]}]},
@@ -110,7 +131,7 @@ LOGS = {
     "dates": b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,37,4\n2023-11-16,39,1\n0001-01-01,5,5\n",
 }
 """Logs of lengths as CSV."""
-LENGTHS = {"aiperf_results", "bench_results", "spans", "csv", "dates"}
+LENGTHS = {"aiperf_results", "bench_results", "length_spans", "csv", "dates"}
 """Those of them that ``trace=lengths`` reads."""
 BLOCKS = {"mooncake": 4, "bailian": 16, "weka": 64, "lmcache": 4, "dynamo": 4}
 """Tokens per block, where a format has blocks."""
@@ -123,7 +144,9 @@ FIELDS = [
     "role", "content", "from", "value", "tool_calls", "schema", "event_type", "event_time_unix_ms", "event", "agent_context",
     "metadata", "metrics", "error", "request_start_ns", "input_sequence_length", "unit", "input_lens", "output_lens", "errors",
     "start_times", "resourceSpans", "scopeSpans", "spans", "attributes", "startTimeUnixNano", "key", "intValue", "start_time",
-    "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "gen_ai.conversation.id",
+    "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "gen_ai.conversation.id", "gen_ai.input.messages", "parts",
+    "gen_ai.prompt.0.role", "gen_ai.prompt.0.content", "gen_ai.prompt", "gen_ai.output.messages", "arrayValue", "kvlistValue",
+    "gen_ai.system_instructions", "events", "error.type", "stringValue", "values",
     "data", "payloads", "response", "choices", "usage", "message", "created", "input_ids", "completion_tokens", "status_code",
     "request", "replay", "request_received_ms", "total_time_ms", "output_tokens", "trace_block_size", "input_sequence_hashes",
 ]  # fmt: skip

@@ -41,7 +41,7 @@ def source(name: str, path: str, model: str) -> TraceSource:
     """The reader of this format for a path."""
     own = {"trace.block_tokens": BLOCKS.get(name)}
     own |= {"trace.prefixes": 0.5} if name == "lengths" else {}
-    own |= {"trace.tokenizer": model} if name in ("openai", "sharegpt", "proxy_log", "aiperf_inputs") else {}
+    own |= {"trace.tokenizer": model} if name in ("openai", "sharegpt", "proxy_log", "spans", "aiperf_inputs") else {}
     given = [f"{key}={value}" for key, value in own.items() if value is not None]
     return build_trace(compose([f"trace={name}", f"trace.path={path}", *LIMITS, *given]))[0]
 

@@ -50,6 +50,17 @@ def test_a_file_may_be_one_object(write):
     assert problem(write("{", '  "a": [1,')).startswith(":1: not JSON: Expecting property name")
 
 
+def test_a_cell_of_csv_may_be_a_list(write):
+    path = write("hash_ids,other", '"[3, 4, 9]",x', "[7],x", '"[7",x', "7,x", name="t.csv")
+    one, other, *wrong = read_records(path)
+    assert one.id_extents("hash_ids") == ((3, 2), (9, 1)) and other.integers("hash_ids") == [7]
+    for row in wrong:
+        with pytest.raises(TraceError, match="hash_ids must be a list, not"):
+            row.integers("hash_ids")
+    with pytest.raises(TraceError, match='other must be a list, not "x"'):
+        one.items("other")
+
+
 def test_rows_of_csv_have_the_names_of_their_columns(write):
     path = write("a b,c,d", "1,x y,", "2.5,2023-11-16 18:15:46,-3", name="t.csv.gz")
     assert read(path) == [{"a b": "1", "c": "x y", "d": None}, {"a b": "2.5", "c": "2023-11-16 18:15:46", "d": "-3"}]

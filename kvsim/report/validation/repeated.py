@@ -34,7 +34,7 @@ def compare_repeated(
     simulated: Sequence[Recording],
     measured: Sequence[Recording],
     tolerances: Tolerances,
-    command_line: str,
+    command_line: str | None,
     *,
     same_hardware: bool = True,
 ) -> RunRecord:

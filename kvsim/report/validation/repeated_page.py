@@ -12,7 +12,8 @@ from kvsim.report.table import print_summary
 from kvsim.report.template import foot, render_page
 from kvsim.report.validation.repeated import BY_CHANCE
 from kvsim.report.validation.step_table import step_table
-from kvsim.report.validation.validation import device_name, scatter
+from kvsim.report.validation.validation import device_name
+from kvsim.report.validation.validation import pictures_of as by_request
 from kvsim.results.rates import count
 from kvsim.results.result import RunRecord, hit_definition
 
@@ -94,14 +95,17 @@ def repeated_failures(record: RunRecord) -> str:
 
 def render_repeated(record: RunRecord) -> str:
     """Return the validation as a self-contained HTML page."""
-    titles = {"requests_ttft_s": "Time to first token by request", "requests_tpot_s": "Time per output token by request"}
-    note = "Each request at the median of its times over all runs."
-    pictures = [Picture("Runs relative to the mean of the real runs", strips(record["figures"]))]
-    pictures += [Picture(title, scatter(*record[key]), note) for key, title in titles.items()]
     return render_page(
-        "plain.html", "kvsim validate", pictures, about=[], lines=lines(record), tables=tables(record),
+        "plain.html", "kvsim validate", pictures_of(record), about=[], lines=lines(record), tables=tables(record),
         pictures_first=False, foot=foot(record),
     )  # fmt: skip
+
+
+def pictures_of(record: RunRecord) -> list[Picture]:
+    """Return the spread of each figure, and the times of each request, simulated against real."""
+    note = "Each request at the median of its times over all runs."
+    spread = Picture("Runs relative to the mean of the real runs", strips(record["figures"]))
+    return [spread, *(picture._replace(note=note) for picture in by_request(record))]
 
 
 def strips(figures: Sequence[Mapping[str, Any]]) -> Figure:

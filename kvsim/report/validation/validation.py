@@ -29,7 +29,7 @@ MOST_LISTED = 100
 
 
 def compare(
-    simulated: Recording, measured: Recording, tolerances: Tolerances, command_line: str, *, same_hardware: bool = True
+    simulated: Recording, measured: Recording, tolerances: Tolerances, command_line: str | None, *, same_hardware: bool = True
 ) -> RunRecord:
     """Return the record of a validation with one real run: the content of ``validate.json``.
 
@@ -232,13 +232,17 @@ def _signed(error: float | None) -> str:
 
 def render_validation(record: RunRecord) -> str:
     """Return the validation as a self-contained HTML page."""
-    titles = {"requests_ttft_s": "Time to first token by request", "requests_tpot_s": "Time per output token by request"}
-    pictures = [Picture(title, scatter(*record[key])) for key, title in titles.items()]
     lines = [_scope(record), hit_definition(record["config"])]
     return render_page(
-        "plain.html", "kvsim validate", pictures, about=[], lines=lines, tables=tables(record), pictures_first=False,
+        "plain.html", "kvsim validate", pictures_of(record), about=[], lines=lines, tables=tables(record), pictures_first=False,
         foot=foot(record),
     )  # fmt: skip
+
+
+def pictures_of(record: RunRecord) -> list[Picture]:
+    """Return the times of each request, simulated against real."""
+    titles = {"requests_ttft_s": "Time to first token by request", "requests_tpot_s": "Time per output token by request"}
+    return [Picture(title, scatter(*record[key])) for key, title in titles.items()]
 
 
 def scatter(simulated: list[float | None], measured: list[float | None], where: str = "on hardware") -> Figure:

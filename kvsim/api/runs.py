@@ -1,4 +1,4 @@
-"""The Python API: load a trace, run it, read the result. Configuration, checks and results are those of the commands."""
+"""Load a trace and run it: once, over a grid, or at every capacity."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -6,13 +6,14 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from kvsim.api.given import loaded
 from kvsim.errors import UsageError
 from kvsim.files.locking import Lock
 from kvsim.numbers import Whole, refusal
 from kvsim.plans.arguments import Arguments, Overrides, arguments_of, override
 from kvsim.plans.build import build_trace
 from kvsim.plans.construct import construct
-from kvsim.plans.from_python import OF_THE_TRACE, is_described, plan_for
+from kvsim.plans.from_python import is_described, plan_for
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
@@ -25,14 +26,11 @@ from kvsim.run import play
 from kvsim.run.curves import Curve, CurveSettings
 from kvsim.run.execute import Result, draw, execute, own_folder, record_run
 from kvsim.settings.bare_file import is_path
-from kvsim.settings.configuration import compose, quoted
+from kvsim.settings.configuration import compose
 from kvsim.sweeps.folder import write_comparison
 from kvsim.sweeps.from_python import SweepPlan, refuse_without_guard, run_sweep, values_of
 from kvsim.sweeps.sweep_result import Sweep
 from kvsim.trace.base import Trace
-from kvsim.trace.memory import trace_from_tokens
-
-__all__ = ["Curve", "Result", "Sweep", "Trace", "curve", "load_trace", "replay", "simulate", "sweep", "trace_from_tokens"]
 
 NO_FOLDER = "logger: only runs with an output folder are logged: set output='DIR'"
 SWEPT = ("replay", "simulate")
@@ -127,7 +125,7 @@ def sweep(
     bar. Raises UsageError.
     """
     refuse_without_guard()
-    trace, given = _loaded(trace, arguments_of(overrides, fixed))
+    trace, given = loaded(trace, arguments_of(overrides, fixed))
     if command not in SWEPT:
         raise UsageError(f"kvsim.sweep: command must be one of {', '.join(SWEPT)}, not {command!r}")
     if output is None and any("logger" in (key, line.partition("=")[0]) for key in settings for line in given.overrides):
@@ -167,28 +165,15 @@ def curve(
     replays only this share of the requests, at proportionally smaller capacities. ``overrides`` and ``settings`` are as for
     ``replay``, for example ``model="qwen3_32b"``. Raises UsageError.
     """
-    trace, arguments = _loaded(trace, arguments_of(overrides, settings))
+    trace, arguments = loaded(trace, arguments_of(overrides, settings))
     plan = plan_for("curve", trace, arguments)
     sizes = None if capacities is None else list(capacities)
     node = {"capacities": sizes, "policies": list(policies), "fraction": fraction}
     return draw(plan, construct(CurveSettings, node, "curve"), trace, watch=lambda _: nullcontext(advance)).curve
 
 
-def _loaded(trace: Trace | str | Path, arguments: Arguments) -> tuple[Trace, Arguments]:
-    """Return the trace, loaded if it is a file, and the arguments that are left of the run's."""
-    if isinstance(trace, Trace):
-        return trace, arguments
-    own = [line for line in arguments.overrides if line.partition("=")[0].partition(".")[0] in OF_THE_TRACE]
-    name = [] if any(line.startswith("trace=") for line in own) else ["trace=auto"]
-    origin = (*name, f"trace.path={quoted(trace)}", *(line for line in own if not line.startswith("page_tokens=")))
-    source, pages = build_trace(compose([*origin, *(line for line in own if line.startswith("page_tokens="))]))
-    loaded = source.load(pages)
-    loaded.origin = origin
-    return loaded, arguments._replace(overrides=[line for line in arguments.overrides if line not in own])
-
-
 def _run(command: str, trace: Trace | str | Path, arguments: Arguments, advance: Callable[[int], None] | None) -> Result:
-    trace, arguments = _loaded(trace, arguments)
+    trace, arguments = loaded(trace, arguments)
     plan = plan_for(command, trace, arguments)
     is_kept = any(line.startswith("output=") for line in arguments.overrides)
     if not is_kept and any(line.startswith("logger=") for line in arguments.overrides):

@@ -1,16 +1,15 @@
 """Runs of a validation, each in a folder of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from kvsim.plans.plan import Plan
 from kvsim.report.folder import prepare_folder, write_run, write_shared_script
 from kvsim.report.template import SHARED_SCRIPT
-from kvsim.results.progress import progress
-from kvsim.run.execute import Result, execute
+from kvsim.run.execute import Result, Watch, execute
 from kvsim.trace.base import Trace
 
 SIMULATED, HARDWARE = "simulated", "hardware"
@@ -39,10 +38,19 @@ def place(plan: Plan, substrate: str, number: int, runs: int) -> Path:
     return folder if runs == 1 else folder / str(number + 1)
 
 
-def run_plans(plan: Plan, substrate: str, plans: Sequence[Plan], command_line: str, trace: Trace | None = None) -> list[Result]:
+def run_plans(
+    plan: Plan,
+    substrate: str,
+    plans: Sequence[Plan],
+    command_line: str | None,
+    trace: Trace | None = None,
+    *,
+    watch: Callable[[str], Watch],
+) -> list[Result]:
     """Run plans on a substrate, one after another, each with its own copies of the policies, and write their folders.
 
-    ``trace`` is another one than that of the plans, which their configuration does not describe.
+    ``trace`` is another one than that of the plans, which their configuration does not describe. ``watch`` takes what a run is
+    called.
     """
     made = []
     if len(plans) > 1:
@@ -54,8 +62,8 @@ def run_plans(plan: Plan, substrate: str, plans: Sequence[Plan], command_line: s
         label = substrate if len(plans) == 1 else f"{substrate} {number + 1}/{len(plans)}"
         config = {**one.config, "substrate": substrate}
         own = replace(one.with_own_policies(), substrate=substrate, output=folder, config=config)
-        watch = partial(progress, label=label)
-        result = execute("simulate", own, trace, watch=watch, command_line=command_line, is_named=trace is None)
+        how: dict[str, Any] = {"command_line": command_line, "is_named": trace is None}
+        result = execute("simulate", own, trace, watch=watch(label), **how)
         write_run(folder, result.record, result.outcome, shared_script=script)
         made.append(result)
     return made

@@ -1,0 +1,57 @@
+"""What the functions of the API share: the trace that they are given, and the folder that they write."""
+
+import shlex
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import mkdtemp
+
+from kvsim.plans.arguments import Arguments
+from kvsim.plans.build import build_trace
+from kvsim.plans.from_python import OF_THE_TRACE, composed
+from kvsim.plans.plan import Plan
+from kvsim.run.execute import own_folder
+from kvsim.settings.configuration import compose, quoted
+from kvsim.trace.base import Trace
+
+
+def loaded(trace: Trace | str | Path, arguments: Arguments) -> tuple[Trace, Arguments]:
+    """Return the trace, loaded if it is a file, and the arguments that are left of the run's."""
+    if isinstance(trace, Trace):
+        return trace, arguments
+    own = [line for line in arguments.overrides if line.partition("=")[0].partition(".")[0] in OF_THE_TRACE]
+    name = [] if any(line.startswith("trace=") for line in own) else ["trace=auto"]
+    origin = (*name, f"trace.path={quoted(trace)}", *(line for line in own if not line.startswith("page_tokens=")))
+    source, pages = build_trace(compose([*origin, *(line for line in own if line.startswith("page_tokens="))]))
+    loaded = source.load(pages)
+    loaded.origin = origin
+    return loaded, arguments._replace(overrides=[line for line in arguments.overrides if line not in own])
+
+
+def line_of(command: str, trace: Trace, arguments: Arguments) -> str | None:
+    """Return the command line that does the same; None if policies are objects."""
+    return None if arguments.objects else shlex.join(["kvsim", command, *composed(trace, arguments)])
+
+
+@contextmanager
+def in_folder(command: str, plan: Plan, arguments: Arguments) -> Iterator[tuple[Plan, bool]]:
+    """Lock the folder of a plan during the block: the one that is given, or a temporary one, which goes if the block fails."""
+    is_given = any(line.startswith("output=") for line in arguments.overrides)
+    with folder_for(command, not is_given) as temporary:
+        plan = plan if temporary is None else replace(plan, output=temporary)
+        with own_folder(plan, command):
+            yield plan, temporary is not None
+
+
+@contextmanager
+def folder_for(command: str, is_temporary: bool) -> Iterator[Path | None]:
+    """Make a temporary folder if one is needed, and remove it if the block fails."""
+    folder = Path(mkdtemp(prefix=f"kvsim-{command}-")) if is_temporary else None
+    try:
+        yield folder
+    except BaseException:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise

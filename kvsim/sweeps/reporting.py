@@ -1,0 +1,64 @@
+"""One page about any number of runs: what ``kvsim report`` and the Python API read, and what they write."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from kvsim.errors import UsageError
+from kvsim.files.writing import replacing
+from kvsim.report.comparison.html import render_comparison
+from kvsim.report.folder import prepare_folder
+from kvsim.report.shown_paths import shortest
+from kvsim.results.runs import Run, read_runs
+from kvsim.sweeps.bounds import add_bounds
+from kvsim.sweeps.kept_folder import KeptFolder
+from kvsim.sweeps.sweep_result import ComparedRuns
+
+PAGE = "report.html"
+
+
+def runs_in(folders: Sequence[Path]) -> list[Run]:
+    """Read the runs in folders, each that of a run or of a sweep, under the shortest names that tell them apart.
+
+    Raises UsageError for a folder that is not there, and if none of them has a result.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"{folder}: there is no such folder" if not folder.exists() else f"{folder}: not a folder")
+    runs = read_runs(folders)
+    if not any(run.result for run in runs):
+        raise UsageError(f"{', '.join(map(str, folders))}: no result.json there or one folder below")
+    names = shortest(run.name for run in runs)
+    for run in runs:
+        run.name = names[run.name]
+    return runs
+
+
+def page_in(place: Path) -> Path:
+    """Return the file of a page, given a file or the folder that it goes to."""
+    return place if place.suffix == ".html" else place / PAGE
+
+
+def write_page(runs: Sequence[Run], target: Path, command_line: str, *, has_links: bool = True) -> None:
+    """Write a page, which has links to those of the runs. Raises UsageError if it cannot be written."""
+    prepare_folder(target.parent)
+    with replacing(target) as file:
+        file.write(render_comparison(runs, command_line, folder=target.parent if has_links else None).encode())
+
+
+class Report(ComparedRuns, KeptFolder):
+    """Runs side by side, with their bounds."""
+
+    def __init__(self, folders: Iterable[Path], *, kept: Path | None = None) -> None:
+        """``kept`` is a temporary folder in which some of the runs are, which have no other. Raises UsageError."""
+        runs = runs_in(list(folders))
+        add_bounds(runs)
+        super().__init__(runs)
+        self._is_kept = kept is not None
+        if kept is not None:
+            self.keep(kept, is_temporary=True)
+
+    def write(self, file: str | Path) -> Path:
+        """Write the page to a file, or to ``report.html`` in a folder, and return the file. Raises UsageError."""
+        target = page_in(Path(file))
+        write_page(self._runs, target, "kvsim report", has_links=not self._is_kept)
+        return target
