@@ -10,7 +10,8 @@ from kvsim.plans.plan import Plan
 from kvsim.report.folder import prepare_folder, write_run, write_shared_script
 from kvsim.report.template import SHARED_SCRIPT
 from kvsim.results.progress import progress
-from kvsim.run.execute import Result, execute
+from kvsim.run.execute import Result, execute, page_bounds
+from kvsim.run.upper_bounds import Bound
 from kvsim.trace.base import Trace
 
 SIMULATED, HARDWARE = "simulated", "hardware"
@@ -44,7 +45,7 @@ def run_plans(plan: Plan, substrate: str, plans: Sequence[Plan], command_line: s
 
     ``trace`` is another one than that of the plans, which their configuration does not describe.
     """
-    made = []
+    made, bounds = list[Result](), dict[str, Bound]()
     if len(plans) > 1:
         prepare_folder(plan.output)
         write_shared_script(plan.output)
@@ -56,6 +57,7 @@ def run_plans(plan: Plan, substrate: str, plans: Sequence[Plan], command_line: s
         own = replace(one.with_own_policies(), substrate=substrate, output=folder, config=config)
         watch = partial(progress, label=label)
         result = execute("simulate", own, trace, watch=watch, command_line=command_line, is_named=trace is None)
-        write_run(folder, result.record, result.outcome, shared_script=script)
+        bounds = bounds or page_bounds(own, result.record, trace)  # all of these runs have the same
+        write_run(folder, result.record, result.outcome, shared_script=script, bounds=bounds)
         made.append(result)
     return made

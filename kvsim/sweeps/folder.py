@@ -60,7 +60,7 @@ def begin_folder(folder: Path, record: dict[str, Any]) -> None:
     try:
         write_shared_script(folder)
         index_of.cache_clear()
-        for left in (*folder.glob("*/error.json"), *folder.glob("bounds/*.begun")):
+        for left in folder.glob("*/error.json"):
             left.unlink()
     except OSError as error:
         raise UsageError(f"output: cannot remove {error.filename} of an earlier sweep: {error.strerror}") from error

@@ -13,6 +13,7 @@ from rich.text import Text
 from kvsim.report.comparison.cases import Case, cases_of
 from kvsim.report.comparison.differing import differing, heading, overridden, setting_text
 from kvsim.report.comparison.noise import Against, against
+from kvsim.report.ghosts import MEANING
 from kvsim.report.shown_paths import shortest, without_folders
 from kvsim.report.terminal import Cell, print_table, width_of
 from kvsim.results.cells import as_text
@@ -244,11 +245,7 @@ class Comparison:
         """Return the notes below the table."""
         lines = list(dict.fromkeys(hit_definition(result["config"]) for result in self.results))
         if self.framed("belady"):
-            lines.append(
-                "belady: the most page hits that any policies can get on this trace with one tier as large as all tiers, free "
-                "moves, no pages occupied by running requests, and requests in trace order. unlimited: nothing is ever "
-                "evicted. Both reject requests larger than the GPU tier; rates cover the requests served."
-            )
+            lines.append(MEANING)
         if self.has_seeds:
             lines.append(
                 "Means over seeds, ± the half-width of the 95 % confidence interval of the mean (Student's t); a mean without "
