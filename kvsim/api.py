@@ -1,7 +1,7 @@
 """The Python API: load a trace, run it, read the result. Configuration, checks and results are those of the commands."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -26,8 +26,8 @@ from kvsim.run.curves import Curve, CurveSettings
 from kvsim.run.execute import Result, draw, execute, own_folder, record_run
 from kvsim.settings.bare_file import is_path
 from kvsim.settings.configuration import compose, quoted
-from kvsim.sweeps.folder import write_comparison
 from kvsim.sweeps.from_python import SweepPlan, refuse_without_guard, run_sweep, values_of
+from kvsim.sweeps.live import LivePage
 from kvsim.sweeps.sweep_result import Sweep
 from kvsim.trace.base import Trace
 from kvsim.trace.memory import trace_from_tokens
@@ -139,10 +139,10 @@ def sweep(
     folder = Path(mkdtemp(prefix="kvsim-sweep-")) if output is None else Path(output)
     watch = progress(len(plan.jobs), "sweep", unit="jobs") if advance is None else nullcontext(advance)
     with Lock(folder):
-        with watch as report:
-            failures = run_sweep(plan, folder, workers, report)
-        runs = read_runs([folder], damaged_fail=True)
-        write_comparison(folder, runs)
+        with watch as report, closing(LivePage(folder, len(plan.jobs) - len(plan.planned.refused))) as live:
+            failures = run_sweep(plan, folder, workers, report if output is None else live.after(report))
+            runs = read_runs([folder], damaged_fail=True)
+            live.finish(runs)
         logger.log_sweep(folder, runs)
         swept = Sweep(folder, failures, is_temporary=output is None)
     if not swept.runs:

@@ -10,7 +10,8 @@ USAGE = """usage: kvsim report DIR... [output=FILE.html|DIR]
 
 Writes a self-contained HTML page that compares runs. Each DIR is the folder of a run, or of a sweep with all its jobs.
 The page is DIR/report.html if there is one DIR, otherwise report.html in the current folder; output= chooses another
-file or folder. Missing bounds (Belady and the unlimited cache) are computed if the trace can be read."""
+file or folder. DIR/report.html of a sweep is the page that the sweep leaves, with plotly.min.js beside it.
+Missing bounds (Belady and the unlimited cache) are computed if the trace can be read."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -38,10 +39,11 @@ def write_report(folders: list[Path], target: Path, command_line: str) -> None:
     from kvsim.files.writing import replacing
     from kvsim.report.comparison.compare import print_comparison
     from kvsim.report.comparison.html import render_comparison
-    from kvsim.report.folder import prepare_folder
+    from kvsim.report.folder import prepare_folder, write_shared_script
     from kvsim.report.shown_paths import shortest, shown_place
     from kvsim.results.runs import read_runs
     from kvsim.sweeps.bounds import add_bounds
+    from kvsim.sweeps.folder import sweep_page
 
     runs = read_runs(folders)
     if not any(run.result for run in runs):
@@ -51,8 +53,26 @@ def write_report(folders: list[Path], target: Path, command_line: str) -> None:
         run.name = names[run.name]
     prepare_folder(target.parent)
     add_bounds(runs)
+    if is_of_sweep(folders, target):
+        write_shared_script(target.parent)
+        page = sweep_page(target.parent, runs)
+    else:
+        page = render_comparison(runs, command_line, folder=target.parent)
     with replacing(target) as file:
-        file.write(render_comparison(runs, command_line, folder=target.parent).encode())
+        file.write(page.encode())
     console = Console()
     print_comparison(runs, console)
     console.print(f"\n{shown_place(target)}", highlight=False)
+
+
+def is_of_sweep(folders: Sequence[Path], target: Path) -> bool:
+    """Whether a page about these folders is the one that a sweep keeps in its own."""
+    from kvsim.results.records import Damaged, read_sweep
+
+    if len(folders) != 1 or target != folders[0] / "report.html":
+        return False
+    try:
+        read_sweep(target.parent)
+    except Damaged:  # or there is none
+        return False
+    return True

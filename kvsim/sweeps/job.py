@@ -12,6 +12,7 @@ from kvsim.run.execute import own_folder
 from kvsim.run.fingerprint import configuration_hash
 from kvsim.run.interrupts import stop_if_interrupted
 from kvsim.sweeps.folder import failure_record, index_of, place_job, write_failure
+from kvsim.sweeps.live import note_end
 from kvsim.sweeps.objective import Objective, objectives
 
 
@@ -40,12 +41,18 @@ class Ended(NamedTuple):
     """Whether an earlier sweep had finished it."""
 
 
-@without_garbage_collector()
 def run_job(folder: Path, command: str, job: Job, run: Callable[[Plan], RunRecord]) -> Ended:
     """Run a job of the sweep in ``folder`` unless its result is there; write a failure to ``error.json``.
 
     ``run`` runs the command with the job's plan, and writes and logs its result.
     """
+    ended = _run_job(folder, command, job, run)
+    note_end(folder, is_earlier=ended.is_earlier)
+    return ended
+
+
+@without_garbage_collector()
+def _run_job(folder: Path, command: str, job: Job, run: Callable[[Plan], RunRecord]) -> Ended:
     name = str(job.number)
     try:
         plan = job.plan()

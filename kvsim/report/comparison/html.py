@@ -15,6 +15,7 @@ from kvsim.report.comparison.pareto import Front, front_of
 from kvsim.report.comparison.pictures import pictures_of
 from kvsim.report.comparison.pivot import pivots
 from kvsim.report.figure import Picture
+from kvsim.report.refreshing import Refreshing
 from kvsim.report.shown_paths import setting_without_folders, shown_command
 from kvsim.report.summary import Table, settings
 from kvsim.report.template import Foot, path_note, render_page, versions
@@ -58,11 +59,13 @@ def render_comparison(
     folder: Path | None = None,
     shared_script: str | None = None,
     notes: Sequence[str] = (),
+    refreshing: Refreshing | None = None,
 ) -> str:
     """Return the page as text. The same runs give the same page.
 
     ``folder`` is the page's, for links to the pages of the runs; without it, there are none. ``shared_script`` is the address of
-    plotly.js relative to the page; without it, the page contains plotly.js. ``notes`` are those of the sweep.
+    plotly.js relative to the page; without it, the page contains plotly.js. ``notes`` are those of the sweep, and
+    ``refreshing`` says how far it is while it runs.
     """
     comparison = Comparison(runs)
     front = front_of(runs)
@@ -73,6 +76,7 @@ def render_comparison(
         shared_script=shared_script,
         width="1500px",
         is_sortable=True,
+        refreshing=refreshing,
         tiles=tiles(comparison),
         about=_about(comparison),
         warnings=[*comparison.mixture(), *_warnings(comparison)],
