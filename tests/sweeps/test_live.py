@@ -58,7 +58,9 @@ def test_the_page_grows_with_the_jobs_and_stays_as_kvsim_report_writes_it(always
         assert f'<progress max="3" value="{number}">' in page and "setTimeout" in page
         assert f": {number} run" in page.split("</title>")[0]
     assert third == second, "the last page is written at the end"
+    assert "exceed chance is said when all jobs have ended" in Page(second).text
     last = (folder / "sweep" / "report.html").read_bytes()
+    assert b"exceed chance is said" not in last
     assert stays(folder / "sweep") and b"of 3 jobs" not in last and b"3 runs" in last
     assert main(["report", "sweep"]) == 0
     assert (folder / "sweep" / "report.html").read_bytes() == last

@@ -23,6 +23,7 @@ from kvsim.results.rates import count, digits
 from kvsim.results.result import RunRecord
 from kvsim.results.runs import Run
 
+LATER = "Whether differences between single runs exceed chance is said when all jobs have ended."
 LONG = 30
 """Characters from which a text is broken into lines."""
 
@@ -67,7 +68,7 @@ def render_comparison(
     plotly.js relative to the page; without it, the page contains plotly.js. ``notes`` are those of the sweep, and
     ``refreshing`` says how far it is while it runs.
     """
-    comparison = Comparison(runs)
+    comparison = Comparison(runs, is_resampled=refreshing is None)
     front = front_of(runs)
     return render_page(
         "comparison.html",
@@ -85,7 +86,7 @@ def render_comparison(
         has_seeds=comparison.has_seeds,
         headings=_headings(comparison),
         rows=_lines(comparison, folder),
-        notes=[*notes, *comparison.notes()],
+        notes=[*notes, *comparison.notes(), *([LATER] if refreshing else [])],
         tables=[
             table
             for table in (_front_table(front), _failures(comparison), _measured(comparison), _outcomes(comparison))
