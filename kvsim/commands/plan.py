@@ -28,7 +28,7 @@ from kvsim.results.rates import percent
 from kvsim.results.result import RunRecord, installed_versions, plain
 from kvsim.results.slo import Slo
 from kvsim.run.alone import reasons, run_alone
-from kvsim.run.execute import execute, load_trace
+from kvsim.run.execute import execute, load_trace, page_bounds
 from kvsim.run.fingerprint import configuration_hash
 from kvsim.settings.configuration import Asked, check_run_here
 from kvsim.settings.sources import flags
@@ -169,7 +169,8 @@ class _Search:
         try:
             if result is None:
                 run = execute("simulate", plan, watch=partial(progress, label=label), command_line=self.simulation(one))
-                write_run(self.folder / name, run.record, run.outcome, shared_script=f"../{SHARED_SCRIPT}")
+                bounds = page_bounds(plan, run.record, None)
+                write_run(self.folder / name, run.record, run.outcome, shared_script=f"../{SHARED_SCRIPT}", bounds=bounds)
                 index_of(self.folder.absolute())[config_hash] = name
                 result = run.record
         except PolicyFailed:
@@ -215,6 +216,7 @@ class _Search:
             "versions": installed_versions(),
             "seed": self.asked.config.seed,
             "config": {} if known is None else known.config,
+            "choices": {} if known is None else known.choices,
             "slo": {**asdict(self.slo), "attainment": self.attainment},
             "price_unit": self.prices.listed.unit,
             "candidates": [_candidate(one) for one in ended],

@@ -17,7 +17,7 @@ from kvsim.results.fields import SCHEMA
 from kvsim.results.progress import progress
 from kvsim.results.result import RunRecord, installed_versions, plain
 from kvsim.run.alone import reasons, run_alone
-from kvsim.run.execute import execute
+from kvsim.run.execute import execute, page_bounds
 from kvsim.run.fingerprint import configuration_hash
 from kvsim.run.play import check_verified
 from kvsim.run.saturation import Found, Probe, highest_rate
@@ -61,7 +61,8 @@ def run_at(plan: Plan, rate: float, *, shown: bool = True) -> Probe:
     if result is None:
         run = execute("simulate", at_rate, watch=partial(progress, label=f"rate {rate:g}", shown=shown))
         check_verified(run.outcome.hardware)
-        write_run(folder, run.record, run.outcome, shared_script=f"../{SHARED_SCRIPT}")
+        bounds = page_bounds(at_rate, run.record, None)
+        write_run(folder, run.record, run.outcome, shared_script=f"../{SHARED_SCRIPT}", bounds=bounds)
         result = run.record
     offered = result["throughput"]["offered_requests_per_s"]
     if offered is None:

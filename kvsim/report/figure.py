@@ -141,14 +141,24 @@ def value_axis(places: Iterable[float], text: Callable[[float], str]) -> dict[st
 
 def level(y: float, name: str) -> dict[str, Any]:
     """Return layout settings for a dotted line across the figure with its name and height, a share."""
+    return across(y, f"{name} {y:.2%}", side="left")
+
+
+def across(y: float | None, name: str, *, is_log: bool = False, side: str = "right") -> dict[str, Any]:
+    """Return layout settings for a dotted line across the figure at a height, with its name above one end; none without a height.
+
+    ``is_log`` says that the axis of heights is logarithmic, on which plotly places texts, unlike lines, by the exponent.
+    """
+    if y is None:
+        return {}
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": {"color": GREY, "dash": "dot"}}
     text = {
         "xref": "paper",
-        "x": 0,
-        "y": y,
-        "xanchor": "left",
+        "x": 0 if side == "left" else 1,
+        "y": math.log10(y) if is_log else y,
+        "xanchor": side,
         "yanchor": "bottom",
         "showarrow": False,
-        "text": f"{name} {y:.2%}",
+        "text": name,
     }
     return {"shapes": [line], "annotations": [text]}
