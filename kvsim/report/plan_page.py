@@ -216,7 +216,7 @@ def _figure(record: RunRecord, key: str, title: str, limit: float | None, sign: 
     return laid_out(
         [trace for trace in traces if trace["x"]], f"price ({record['price_unit']})", title, ".0%" if sign < 0 else "",
         x_axis={"rangemode": "tozero"}, y_axis=y_axis, hovermode="closest", showlegend=True,
-        **across(limit, "objective", is_log=bool(y_axis)),
+        **across(limit, "objective", is_log=bool(y_axis), is_below=sign < 0),
     )  # fmt: skip
 
 
