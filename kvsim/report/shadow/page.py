@@ -56,7 +56,7 @@ def render(page: LivePage) -> str:
     """Return a page as text."""
     return render_page(
         "shadow.html",
-        TITLE,
+        _title(page),
         page=page,
         made=clock_time(page.at_s),
         refreshing=None
@@ -66,6 +66,12 @@ def render(page: LivePage) -> str:
         box=f"0 0 {WIDTH:g} {HEIGHT:g}",
         bars=[_bar(one) for one in page.occupancy],
     )
+
+
+def _title(page: LivePage) -> str:
+    """Return the title, with the ghost that gains most."""
+    gain, what = page.headlines[0] if page.headlines else ("", "")
+    return f"{TITLE}: {gain} with {what.partition(':')[0]}" if gain.startswith("+") else TITLE
 
 
 def _bar(one: Occupancy) -> dict[str, str]:
