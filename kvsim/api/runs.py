@@ -1,7 +1,7 @@
 """Load a trace and run it: once, over a grid, or at every capacity."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -27,8 +27,8 @@ from kvsim.run.curves import Curve, CurveSettings
 from kvsim.run.execute import Result, draw, execute, own_folder, record_run
 from kvsim.settings.bare_file import is_path
 from kvsim.settings.configuration import compose
-from kvsim.sweeps.folder import write_comparison
 from kvsim.sweeps.from_python import SweepPlan, refuse_without_guard, run_sweep, values_of
+from kvsim.sweeps.live import LivePage
 from kvsim.sweeps.sweep_result import Sweep
 from kvsim.trace.base import Trace
 
@@ -137,10 +137,10 @@ def sweep(
     folder = Path(mkdtemp(prefix="kvsim-sweep-")) if output is None else Path(output)
     watch = progress(len(plan.jobs), "sweep", unit="jobs") if advance is None else nullcontext(advance)
     with Lock(folder):
-        with watch as report:
-            failures = run_sweep(plan, folder, workers, report)
-        runs = read_runs([folder], damaged_fail=True)
-        write_comparison(folder, runs)
+        with watch as report, closing(LivePage(folder, len(plan.jobs) - len(plan.planned.refused))) as live:
+            failures = run_sweep(plan, folder, workers, report if output is None else live.after(report))
+            runs = read_runs([folder], damaged_fail=True)
+            live.finish(runs)
         logger.log_sweep(folder, runs)
         swept = Sweep(folder, failures, is_temporary=output is None)
     if not swept.runs:

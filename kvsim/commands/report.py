@@ -10,7 +10,8 @@ USAGE = """usage: kvsim report DIR... [output=FILE.html|DIR]
 
 Writes a self-contained HTML page that compares runs. Each DIR is the folder of a run, or of a sweep with all its jobs.
 The page is DIR/report.html if there is one DIR, otherwise report.html in the current folder; output= chooses another
-file or folder. Missing bounds (Belady and the unlimited cache) are computed if the trace can be read."""
+file or folder. DIR/report.html of a sweep is the page that the sweep leaves, with plotly.min.js beside it.
+Missing bounds (Belady and the unlimited cache) are computed if the trace can be read."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -33,12 +34,13 @@ def report(folders: Sequence[Path], place: Path, arguments: Sequence[str]) -> No
     from kvsim.report.folder import prepare_folder
     from kvsim.report.shown_paths import shown_place
     from kvsim.sweeps.bounds import add_bounds
-    from kvsim.sweeps.reporting import page_in, runs_in, write_page
+    from kvsim.sweeps.reporting import is_of_sweep, page_in, runs_in, write_page
 
     runs, target = runs_in(folders), page_in(place)
     prepare_folder(target.parent)  # before the bounds, which may take long
     add_bounds(runs)
-    write_page(runs, target, shlex.join(["kvsim", "report", *arguments]))
+    is_kept = is_of_sweep(folders, target)
+    write_page(runs, target, shlex.join(["kvsim", "report", *arguments]), is_of_sweep=is_kept)
     console = Console()
     print_comparison(runs, console)
     console.print(f"\n{shown_place(target)}", highlight=False)

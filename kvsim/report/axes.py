@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
-SETS = (range(10, 100), range(10, 100, 10), (10, 20, 50), (10,))
+SETS = (range(10, 100), (*range(10, 20), *range(20, 50, 5), *range(50, 100, 10)), range(10, 100, 10), (10, 20, 50), (10,))
 """Tenths of the digits at which ticks may lie in each power of ten, the densest set first."""
+BETWEEN = (10, 12, 14, 16, 18, 20, 25, 30, 40, 50, 60, 80)
+"""Tenths for the axes on which the others leave less than three ticks."""
 MOST_GAPS = 14
 """An axis is at least this many times as long as the smallest distance between two ticks."""
 ROOM = 0.03
@@ -42,11 +44,18 @@ def log_axis(values: Iterable[float], text: Callable[[float], str] = number_text
 
 def _ticks(low: float, high: float) -> list[float]:
     """Return round numbers between two powers of ten: of the densest set in which ticks are far enough apart."""
-    powers = range(math.floor(low), math.floor(high) + 1)
-    for digits in SETS:
-        ticks = [float(f"{digit}e{power - 1}") for power in powers for digit in digits]
-        inside = [tick for tick in ticks if low <= math.log10(tick) <= high]
+    few = list[float]()
+    for digits in (*SETS, BETWEEN):
+        inside = _inside(digits, low, high)
         places = [math.log10(tick) for tick in inside]
         if all((other - one) * MOST_GAPS >= high - low for one, other in pairwise(places)):
-            return inside
-    return inside[:: math.ceil(len(inside) / MOST_GAPS)]
+            if len(inside) >= 3:
+                return inside
+            few = max(few, inside, key=len)
+    return few or _inside(SETS[-1], low, high)[:: math.ceil((high - low) / MOST_GAPS)]
+
+
+def _inside(digits: Iterable[int], low: float, high: float) -> list[float]:
+    powers = range(math.floor(low), math.floor(high) + 1)
+    ticks = [float(f"{digit}e{power - 1}") for power in powers for digit in digits]
+    return [tick for tick in ticks if low <= math.log10(tick) <= high]

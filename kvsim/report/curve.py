@@ -11,6 +11,7 @@ from rich.text import Text
 from kvsim.files.writing import FileSet
 from kvsim.report.about import about_run
 from kvsim.report.figure import GREY, Figure, Picture, Styles, Trace, laid_out, level, rounded
+from kvsim.report.headline import Head, Tile, subject
 from kvsim.report.summary import Table
 from kvsim.report.table import print_summary
 from kvsim.report.template import foot, render_page
@@ -19,6 +20,8 @@ from kvsim.results.rates import count, percent, size
 from kvsim.results.result import RunRecord, hit_definition, plain, to_json
 
 COLUMNS_A_TABLE = 8
+SHARES, VERDICT = (0.5, 0.9, 0.99), 0.9
+"""Shares of the hits of an unlimited cache for which the page says LRU's capacity, and the one that it begins with."""
 CSV_COLUMNS = (
     "policy", "sampled", "capacity_pages", "capacity_tokens", "capacity_bytes", "hit_rate", "page_hit_rate", "hit_tokens",
     "hit_pages", "prompt_tokens", "prompt_pages", "rejected",
@@ -102,10 +105,33 @@ def render_curve(record: RunRecord, shared_script: str | None = None) -> str:
     """Return the curve as an HTML page, self-contained unless it is given the address of plotly.js."""
     picture = Picture("Hit rate by capacity", curve_figure(record))
     lines = [*facts(record), hit_definition(record["config"])]
+    title = f"{', '.join(subject(record | {'command': 'replay'}))}: hit rate by capacity"
     return render_page(
-        "plain.html", "kvsim curve", [picture], about=about_curve(record), lines=lines, tables=tables(record),
+        "plain.html", title, [picture], head=_head(record), about=about_curve(record), lines=lines, tables=tables(record),
         pictures_first=True, foot=foot(record), shared_script=shared_script,
     )  # fmt: skip
+
+
+def _head(record: RunRecord) -> Head:
+    """Return from which capacities on LRU has given shares of the hits of an unlimited cache."""
+    most = record["unlimited"]["hit_rate"]
+    if not most:
+        return Head("", [])
+    reached = {share: _needed(record, share * most) for share in SHARES}
+    tiles = [Tile("unlimited cache", percent(most), f"of {count(record['prompt_tokens'])} prompt tokens")]
+    for share, pages in reached.items():
+        if pages is not None:
+            tiles.append(Tile(f"LRU has {share:.0%} of that", size(pages * record["page_bytes"]), f"{count(pages)} pages"))
+    pages = reached[VERDICT]
+    if pages is None:
+        return Head("", tiles)
+    return Head(f"From {size(pages * record['page_bytes'])} on, LRU has {VERDICT:.0%} of the hits of an unlimited cache.", tiles)
+
+
+def _needed(record: RunRecord, rate: float) -> int | None:
+    """Return the smallest capacity of LRU's line, in pages, with at least this hit rate; None if even the largest has less."""
+    line = record["line"]
+    return next((pages for pages, hit in zip(line["capacity_pages"], line["hit_rate"], strict=True) if hit >= rate), None)
 
 
 def curve_figure(record: RunRecord) -> Figure:

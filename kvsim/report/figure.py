@@ -22,6 +22,8 @@ RAMP = ("#4f6070", "#7f92a4", "#a9b8c5", "#c9d3dc", "#64748b", "#94a3b8")
 """Of bars beside lines whose colours are policies."""
 FIXED = ("lru", "slru", "lfu", "arc", "fifo", "s3_fifo", "sieve", "random", "gdsf", "w_tinylfu", "two_q", "lru_k", "mru")
 """Policies with the same style on every page; other names take the styles that are left, in order."""
+TICKS = {"ticks": "outside", "ticklen": 4, "tickcolor": "rgba(0,0,0,0)"}
+"""Keeps labels off the axis, and those of two axes off each other where they meet."""
 LOG_FROM = 3.0
 """Values that span at least this factor are drawn on a logarithmic axis."""
 
@@ -68,7 +70,7 @@ def laid_out(
     **more: Any,
 ) -> Figure:
     """Return a figure in the common style: readable on light and dark backgrounds, y from 0 and in percent by default."""
-    axis = {"gridcolor": "#ccc", "zerolinecolor": "#ccc", "automargin": True}
+    axis = {"gridcolor": "#ccc", "zerolinecolor": "#ccc", "automargin": True, **TICKS}
     layout = {
         "height": height,
         "paper_bgcolor": "rgba(0,0,0,0)",
@@ -141,14 +143,25 @@ def value_axis(places: Iterable[float], text: Callable[[float], str]) -> dict[st
 
 def level(y: float, name: str) -> dict[str, Any]:
     """Return layout settings for a dotted line across the figure with its name and height, a share."""
+    return across(y, f"{name} {y:.2%}", side="left")
+
+
+def across(y: float | None, name: str, *, is_log: bool = False, side: str = "right", is_below: bool = False) -> dict[str, Any]:
+    """Return layout settings for a dotted line across the figure at a height; none without a height.
+
+    Its name is at one ``side`` of it, above it or below. ``is_log`` says that the axis of heights is logarithmic, on which plotly
+    places texts, unlike lines, by the exponent.
+    """
+    if y is None:
+        return {}
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": {"color": GREY, "dash": "dot"}}
     text = {
         "xref": "paper",
-        "x": 0,
-        "y": y,
-        "xanchor": "left",
-        "yanchor": "bottom",
+        "x": 0 if side == "left" else 1,
+        "y": math.log10(y) if is_log else y,
+        "xanchor": side,
+        "yanchor": "top" if is_below else "bottom",
         "showarrow": False,
-        "text": f"{name} {y:.2%}",
+        "text": name,
     }
     return {"shapes": [line], "annotations": [text]}

@@ -2,7 +2,7 @@
 ``result.json``."""
 
 import gzip
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, islice
@@ -16,6 +16,7 @@ from kvsim.engine.columns import COLUMNS, Column
 from kvsim.engine.outcome import Outcome
 from kvsim.errors import UsageError
 from kvsim.files.writing import FileSet, replacing
+from kvsim.report.ghosts import NO_BOUNDS
 from kvsim.report.html import render
 from kvsim.report.perfetto.trace_events import write_timeline
 from kvsim.report.template import SHARED_SCRIPT, plotly_script
@@ -35,12 +36,19 @@ def prepare_folder(folder: Path) -> None:
         raise UsageError(f"output: cannot write to {folder}: {error.strerror}; choose another folder with output=DIR") from error
 
 
-def write_run(folder: Path, result: RunRecord, outcome: Outcome, *, shared_script: str | None = None) -> list[str]:
+def write_run(
+    folder: Path,
+    result: RunRecord,
+    outcome: Outcome,
+    *,
+    shared_script: str | None = None,
+    bounds: Mapping[str, Mapping[str, Any]] = NO_BOUNDS,
+) -> list[str]:
     """Write the files of a run, all or none, and return their names. The same run gives the same bytes.
 
     ``shared_script`` is the address of the script that the pages of a sweep share, relative to the folder; without it,
-    ``report.html`` is self-contained. Raises UsageError if the folder cannot be written, or another process writes it; an earlier
-    run's files are then all still there.
+    ``report.html`` is self-contained. ``bounds`` are hit rates by kind, which the page shows beside those of the run. Raises
+    UsageError if the folder cannot be written, or another process writes it; an earlier run's files are then all still there.
     """
     texts = {
         "requests.csv.gz": request_lines(outcome),
@@ -51,7 +59,7 @@ def write_run(folder: Path, result: RunRecord, outcome: Outcome, *, shared_scrip
             if lines is not None:
                 with files.open(name) as file:
                     _write_lines(file, lines)
-        files.write("report.html", render(result, shared_script))
+        files.write("report.html", render(result, shared_script, bounds))
         if outcome.timeline is not None:
             with files.open("timeline.json.gz") as file:
                 write_timeline(file, outcome)

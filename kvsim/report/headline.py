@@ -70,9 +70,13 @@ def verdict(result: RunRecord) -> str:
     return f"Requests wait for room that becomes free when pages are written down: {name} is busy for {share} of the run."
 
 
-def tiles(result: RunRecord) -> list[Tile]:
-    """Return the numbers asked for first: hit rate, time to first token, goodput, busiest resource; those that a run has."""
-    found = [Tile("hit rate", percent(result["hit_rate"]), f"of {count(result['prompt_tokens'])} prompt tokens")]
+def tiles(result: RunRecord, of_bound: float | None = None) -> list[Tile]:
+    """Return the numbers asked for first: hit rate, time to first token, goodput, busiest resource; those that a run has.
+
+    ``of_bound`` is the hit rate as a share of Belady's bound, if that is known.
+    """
+    bound = "" if of_bound is None else f", {of_bound:.0%} of Belady's bound"
+    found = [Tile("hit rate", percent(result["hit_rate"]), f"of {count(result['prompt_tokens'])} prompt tokens{bound}")]
     if result["ttft_s"]["mean"] is None:
         pages = Tile("hit rate of pages", percent(result["page_hit_rate"]), f"of {count(result['prompt_pages'])} pages")
         of_all = f"of {count(result['requests'])} requests"

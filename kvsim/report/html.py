@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from kvsim.report.about import about_run
 from kvsim.report.figure import Picture
+from kvsim.report.ghosts import NO_BOUNDS, Bounds, bounds_note, ghosts, share_of_belady
 from kvsim.report.headline import tiles, title_of, verdict
 from kvsim.report.pictures import phase_figure, pictures_of
 from kvsim.report.summary import MOST_ENGINES, engine_table, facts, scope, shares, tables
@@ -17,10 +18,11 @@ BESIDE = ("prefetch", "placement", "checkpoints", "warning")
 """Facts that the page shows elsewhere: as a table, and above the facts."""
 
 
-def render(result: RunRecord, shared_script: str | None = None) -> str:
-    """Return the page as text. The same result gives the same page.
+def render(result: RunRecord, shared_script: str | None = None, bounds: Bounds = NO_BOUNDS) -> str:
+    """Return the page as text. The same result and bounds give the same page.
 
-    ``shared_script`` is the relative address of plotly.js; without it, the page contains plotly.js.
+    ``shared_script`` is the relative address of plotly.js; without it, the page contains plotly.js. ``bounds`` are hit rates of
+    Belady's bound and an unlimited cache on the same requests, as far as they are known.
     """
     engines = engine_table(result)
     return render_page(
@@ -29,12 +31,13 @@ def render(result: RunRecord, shared_script: str | None = None) -> str:
         _pictures(result),
         shared_script=shared_script,
         verdict=verdict(result),
-        tiles=tiles(result),
+        tiles=tiles(result, share_of_belady(result, bounds)),
         about=[("command", f"kvsim {result['command']}"), *about_run(result)],
         warnings=result.get("warnings") or [],
         facts=[(name, text) for name, text in facts(result) if name not in BESIDE],
         shares=[(name, percent(share), look_of(name).colour) for name, share in shares(result)],
-        definition=f"{hit_definition(result['config'])} {scope(result)}".rstrip(),
+        ghosts=ghosts(bounds),
+        notes=[f"{hit_definition(result['config'])} {scope(result)}".rstrip(), *filter(None, [bounds_note(result, bounds)])],
         tables=tables(result),
         counters=_counters(result),
         all_engines=engines if len(engines.rows) > MOST_ENGINES else None,

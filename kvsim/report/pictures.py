@@ -237,10 +237,11 @@ def _heat_map(edges: list[float], series: dict[str, list[float | None]], x_title
     return laid_out([trace], x_title, "engine", "d", x_axis={"showgrid": False}, y_axis=axis, hovermode="closest")
 
 
-def phase_figure(names: list[str], phases: list[dict[str, float | None]]) -> Figure | None:
+def phase_figure(names: list[str], phases: list[dict[str, float | None]], **more: Any) -> Figure | None:
     """Draw the mean time to first token of runs by phase, as stacked bars: waiting, loading, computing the prompt.
 
-    ``phases`` holds the mean seconds of each phase of each run. None where no run has phases, or no time passed.
+    ``phases`` holds the mean seconds of each phase of each run. None where no run has phases, or no time passed. ``more`` are
+    further settings of the bars of each phase.
     """
     kinds = [kind for kind in PHASE_COLOURS if any(each.get(kind) for each in phases)]
     if not kinds:
@@ -248,7 +249,7 @@ def phase_figure(names: list[str], phases: list[dict[str, float | None]]) -> Fig
     traces = [
         {
             "type": "bar", "orientation": "h", "y": names, "x": rounded(each.get(kind) for each in phases), "name": kind,
-            "marker": {"color": PHASE_COLOURS[kind]},
+            "marker": {"color": PHASE_COLOURS[kind]}, **more,
         }
         for kind in kinds
     ]  # fmt: skip

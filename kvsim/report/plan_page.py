@@ -11,9 +11,11 @@ from rich.console import Console
 from rich.text import Text
 
 from kvsim.files.writing import FileSet
-from kvsim.report.about import degrees
+from kvsim.report.about import about_run, degrees
+from kvsim.report.axes import log_axis, seconds_text
 from kvsim.report.comparison.pareto import optimal
-from kvsim.report.figure import GREY, Figure, Picture, laid_out
+from kvsim.report.figure import GREY, Figure, Picture, across, laid_out
+from kvsim.report.headline import Head, Tile
 from kvsim.report.summary import Table, objective_text
 from kvsim.report.template import SHARED_SCRIPT, foot, render_page
 from kvsim.report.terminal import print_table, width_of
@@ -142,20 +144,62 @@ def hardware_text(one: Mapping[str, Any]) -> str:
 def render_plan(record: RunRecord) -> str:
     """Return the page, which loads plotly.js from its folder, as the pages of the runs do from there."""
     return render_page(
-        "plan.html", "kvsim plan", pictures_of(record), lines=[question(record), *record["notes"]], answer=answer(record),
+        "plan.html", _title(record), pictures_of(record), head=_head(record), about=_about(record), lines=record["notes"],
         tables=[candidate_table(record)], starts=list(start_texts(record)), foot=foot(record), shared_script=SHARED_SCRIPT,
     )  # fmt: skip
 
 
 def pictures_of(record: RunRecord) -> list[Picture]:
     """Return what a price brings: attainment, and times to first token."""
-    slo = record["slo"]
-    attained = _figure(record, "attainment", "requests that meet the objectives", ".0%", slo["attainment"], -1)
-    times = _figure(record, "ttft_s_p99", "99th percentile (s)", "~g", slo["ttft_s"], 1)
-    return [Picture("Price and attainment", attained), Picture("Price and time to first token", times)]
+    target, limit_s = record["slo"]["attainment"], record["slo"]["ttft_s"]
+    return [
+        Picture("Price and attainment", _figure(record, "attainment", "requests that meet the objectives", target, -1)),
+        Picture("Price and time to first token", _figure(record, "ttft_s_p99", "99th percentile", limit_s, 1)),
+    ]
 
 
-def _figure(record: RunRecord, key: str, title: str, y_format: str, limit: float | None, sign: int) -> Figure | None:
+def _title(record: RunRecord) -> str:
+    asked = f"{percent(record['slo']['attainment'])} with {objective_text(record['slo'])}"
+    if record["cheapest"] is None:
+        return f"{asked}: no configuration holds"
+    best = record["candidates"][record["cheapest"]]
+    return f"{asked}: {hardware_text(best)} at {best['price']:,.2f} {record['price_unit']}"
+
+
+def _head(record: RunRecord) -> Head:
+    """Return the answer, and the numbers of the winner or, if there is none, of the best that was tried."""
+    tried = [one for one in record["candidates"] if one["attainment"] is not None]
+    if record["cheapest"] is not None:
+        best = record["candidates"][record["cheapest"]]
+    elif tried:
+        best = max(tried, key=lambda one: one["attainment"])
+    else:
+        return Head(answer(record), [])
+    holds = "the cheapest that holds" if record["cheapest"] is not None else "the best attainment that was tried"
+    asked = f"asked for {percent(record['slo']['attainment'])}"
+    slowest = f"TPOT p99 {digits(best['tpot_s_p99'])} s" if best["tpot_s_p99"] is not None else ""
+    return Head(
+        answer(record),
+        [
+            Tile("price", f"{best['price']:,.2f} {record['price_unit'].split(' per ')[0]}", f"per {_per(record)}, {holds}"),
+            Tile("meet the objectives", percent(best["attainment"]), asked),
+            Tile("TTFT p99", f"{digits(best['ttft_s_p99'])} s", slowest),
+            Tile("GPUs", f"{best['engines'] * best['gpus_per_engine']}x {best['gpu']}", f"{len(tried)} configurations simulated"),
+        ],
+    )
+
+
+def _per(record: RunRecord) -> str:
+    return str(record["price_unit"]).rpartition(" per ")[2]
+
+
+def _about(record: RunRecord) -> list[tuple[str, str]]:
+    """Return what was asked, and of which trace and model."""
+    shared = [(name, text) for name, text in about_run(record | {"tiers": {}}) if name in ("model", "trace", "seed")]
+    return [("question", question(record)), *shared]
+
+
+def _figure(record: RunRecord, key: str, title: str, limit: float | None, sign: int) -> Figure | None:
     """Draw a number against the price, and a line through the configurations that none beats; None without any.
 
     ``sign`` is 1 if less is better, and -1 if more is.
@@ -172,11 +216,12 @@ def _figure(record: RunRecord, key: str, title: str, y_format: str, limit: float
     winner = [(at, one) for at, one in points if at == record["cheapest"]]
     ring = _marks(winner, key, True) | {"name": "the cheapest that holds", "marker": RING}
     traces = [line, *(_marks(points, key, holds) for holds in LOOKS), ring]
-    across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": limit, "y1": limit, "line": {"color": GREY, "width": 1}}
+    times = [*(one[key] for _, one in points), *([limit] if limit else [])] if sign > 0 else []
+    y_axis = log_axis(times, seconds_text) if times and min(times) > 0 else {}
     return laid_out(
-        [trace for trace in traces if trace["x"]], f"price ({record['price_unit']})", title, y_format,
-        x_axis={"rangemode": "tozero"}, y_axis={"type": "log"} if sign > 0 else {}, hovermode="closest", showlegend=True,
-        shapes=[] if limit is None else [across],
+        [trace for trace in traces if trace["x"]], f"price ({record['price_unit']})", title, ".0%" if sign < 0 else "",
+        x_axis={"rangemode": "tozero"}, y_axis=y_axis, hovermode="closest", showlegend=True,
+        **across(limit, "objective", is_log=bool(y_axis), is_below=sign < 0),
     )  # fmt: skip
 
 

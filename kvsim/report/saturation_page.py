@@ -14,7 +14,7 @@ from kvsim.files.writing import FileSet
 from kvsim.report.about import about_run, common
 from kvsim.report.axes import log_axis, seconds_text
 from kvsim.report.comparison.differing import differing, heading, settings_of
-from kvsim.report.figure import GREY, Figure, Picture, Styles, laid_out
+from kvsim.report.figure import Figure, Picture, Styles, across, laid_out
 from kvsim.report.headline import Head, Tile, subject
 from kvsim.report.summary import Table, objective_text
 from kvsim.report.table import print_summary
@@ -207,7 +207,11 @@ def _head(records: Sequence[Named]) -> Head:
             Tile("highest rate", rate, fails),
             Tile("hit rate there", percent(best["hit_rate"])),
             Tile("TTFT p99 there", f"{digits(best['ttft_s_p99'])} s", f"TPOT p99 {digits(best['tpot_s_p99'])} s"),
-            Tile("goodput there", f"{digits(best['goodput_requests_per_s'])} requests/s", f"{count(record['gpus'])} GPUs"),
+            Tile(
+                "goodput there",
+                f"{digits(best['goodput_requests_per_s'])} requests/s",
+                f"{count(record['gpus'])} GPU{'s' * (record['gpus'] != 1)}",
+            ),
         ],
     )
 
@@ -249,11 +253,12 @@ def _figure(records: Sequence[Named], key: str, title: str, y_format: str, limit
         }
         for name, (_, record) in zip(names, records, strict=True)
     ]
-    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": limit, "y1": limit, "line": {"color": GREY, "dash": "dot"}}
     rates, heights = ([run[name] for _, record in records for run in record["runs"]] for name in ("rate", key))
-    times = [height for height in (*heights, limit) if height]
-    axis = log_axis(times, seconds_text) if key.endswith("_p99") and times else {}
-    return laid_out(traces, "rate", title, y_format, x_axis=log_axis(rates), y_axis=axis, shapes=[] if limit is None else [line])
+    times = [height for height in (*heights, limit) if height] if key.endswith("_p99") else []
+    y_axis = log_axis(times, seconds_text) if times else {}
+    return laid_out(
+        traces, "rate", title, y_format, x_axis=log_axis(rates), y_axis=y_axis, **across(limit, "objective", is_log=bool(y_axis))
+    )
 
 
 def _named(key: str, value: str) -> str:

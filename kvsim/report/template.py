@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.report.figure import Figure, Picture, Trace
+from kvsim.report.refreshing import Refreshing
 from kvsim.report.shown_paths import SHORTENED, setting_without_folders, shown_command, without_folders
 from kvsim.report.summary import Table, settings
 
@@ -48,12 +49,14 @@ def render_page(
     shared_script: str | None = None,
     width: str = "1100px",
     is_sortable: bool = False,
+    refreshing: Refreshing | None = None,
     **values: Any,
 ) -> str:
     """Return a page as text. The same arguments give the same page.
 
     ``shared_script`` is the relative address of plotly.js; without it, the page contains plotly.js if it has a figure.
-    ``width`` is the largest width of the page, ``values`` are those of the template.
+    ``width`` is the largest width of the page, ``values`` are those of the template. A page that is ``refreshing`` is loaded
+    again and again.
     """
     from markupsafe import Markup
 
@@ -71,6 +74,7 @@ def render_page(
             title=title,
             width=width,
             is_sortable=is_sortable,
+            refreshing=refreshing,
             policy=Markup(POLICY.format(" 'self' file:" if shared_script else "")),
             pictures=drawn,
             figures=Markup(in_script([compact(figure) for figure in figures])) if figures else "",

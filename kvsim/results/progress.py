@@ -39,11 +39,11 @@ class Remaining:
         self._began_s = now_s
         worked = [took_s for took_s in self._took_s if took_s >= INSTANT_S]
         self._took_s.append(0.0)
-        left = f", {_rough(sum(worked) / len(worked) * (self._jobs - begun))} left" if worked else ""
+        left = f", {about(sum(worked) / len(worked) * (self._jobs - begun))} left" if worked else ""
         return f"{begun + 1} of {self._jobs}{left}"
 
 
-def _rough(seconds: float) -> str:
+def about(seconds: float) -> str:
     """Format a time to come: seconds below 90, minutes below 90, then hours."""
     minutes = seconds / 60
     return f"{seconds:.0f} s" if seconds < 90 else f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"

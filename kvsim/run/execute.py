@@ -31,6 +31,7 @@ from kvsim.results.result import RunRecord, summarize, warmup_requests
 from kvsim.run import play
 from kvsim.run.fingerprint import bound_names, configuration_hash
 from kvsim.run.run_result import RunResult
+from kvsim.run.upper_bounds import Bound, bounds_of
 from kvsim.settings.unused_settings import ALLREDUCE
 from kvsim.trace.base import Trace
 from kvsim.trace.spreading import shared_times
@@ -38,6 +39,8 @@ from kvsim.trace.spreading import shared_times
 if TYPE_CHECKING:
     from kvsim.run.curves import Curve, CurveSettings
 
+MOST_REQUESTS = 200_000
+"""Requests up to which the bounds of a run alone are computed for its page: a second or two, mostly far less than the run."""
 KEPT = 4
 """Number of loaded traces kept in memory; the least recently used one is dropped first."""
 
@@ -66,7 +69,7 @@ class Result(RunResult):
         return self.outcome.hit_pages
 
     def write(self, folder: str | Path) -> None:
-        """Write ``result.json``, ``requests.csv.gz`` and ``report.html``, as the commands do."""
+        """Write ``result.json``, ``requests.csv.gz`` and ``report.html``, as the commands do, without the bounds on the page."""
         write_run(Path(folder), self.record, self.outcome)
 
 
@@ -189,11 +192,23 @@ def record_run(
     ``execute``. Raises UsageError, and WrongResult for a run on hardware that reused wrong pages.
     """
     result = execute(command, plan, trace, **how)
-    files = write_run(plan.output, result.record, result.outcome, shared_script=shared_script)
+    bounds = page_bounds(plan, result.record, trace, None if group is None else plan.output.parent / "bounds")
+    files = write_run(plan.output, result.record, result.outcome, shared_script=shared_script, bounds=bounds)
     plan.logger.log(plan.output, result.record, group)
     show(result, files)
     play.check_verified(result.outcome.hardware)
     return result
+
+
+def page_bounds(plan: Plan, record: RunRecord, trace: Trace | None, folder: Path | None = None) -> dict[str, Bound]:
+    """Return the bounds that the page of a run shows, by kind: none where none hold, or for a run alone of very many requests.
+
+    ``folder`` is the one for the bounds of a sweep, which shows them for any number of requests.
+    """
+    names = record.get("bounds") or {}
+    if not names or folder is None and record["requests"] + record["warmup_requests"] > MOST_REQUESTS:
+        return {}
+    return bounds_of(plan, names, (trace or load_trace(plan)[0]).requests, folder)
 
 
 def draw(plan: Plan, settings: "CurveSettings", trace: Trace | None = None, *, watch: Watch = unwatched) -> Drawn:

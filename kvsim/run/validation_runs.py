@@ -9,7 +9,8 @@ from typing import Any
 from kvsim.plans.plan import Plan
 from kvsim.report.folder import prepare_folder, write_run, write_shared_script
 from kvsim.report.template import SHARED_SCRIPT
-from kvsim.run.execute import Result, Watch, execute
+from kvsim.run.execute import Result, Watch, execute, page_bounds
+from kvsim.run.upper_bounds import Bound
 from kvsim.trace.base import Trace
 
 SIMULATED, HARDWARE = "simulated", "hardware"
@@ -52,7 +53,7 @@ def run_plans(
     ``trace`` is another one than that of the plans, which their configuration does not describe. ``watch`` takes what a run is
     called.
     """
-    made = []
+    made, bounds = list[Result](), dict[str, Bound]()
     if len(plans) > 1:
         prepare_folder(plan.output)
         write_shared_script(plan.output)
@@ -64,6 +65,7 @@ def run_plans(
         own = replace(one.with_own_policies(), substrate=substrate, output=folder, config=config)
         how: dict[str, Any] = {"command_line": command_line, "is_named": trace is None}
         result = execute("simulate", own, trace, watch=watch(label), **how)
-        write_run(folder, result.record, result.outcome, shared_script=script)
+        bounds = bounds or page_bounds(own, result.record, trace)  # all of these runs have the same
+        write_run(folder, result.record, result.outcome, shared_script=script, bounds=bounds)
         made.append(result)
     return made

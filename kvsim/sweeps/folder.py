@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 from kvsim.errors import PolicyFailed, UsageError
 from kvsim.files.writing import FileSet, replacing
 from kvsim.report.folder import prepare_folder, write_shared_script
+from kvsim.report.refreshing import Refreshing
 from kvsim.report.template import SHARED_SCRIPT
 from kvsim.results.records import Damaged, read_result, read_sweep
 from kvsim.results.result import RunRecord
@@ -60,7 +62,7 @@ def begin_folder(folder: Path, record: dict[str, Any]) -> None:
     try:
         write_shared_script(folder)
         index_of.cache_clear()
-        for left in (*folder.glob("*/error.json"), *folder.glob("bounds/*.begun")):
+        for left in folder.glob("*/error.json"):
             left.unlink()
     except OSError as error:
         raise UsageError(f"output: cannot remove {error.filename} of an earlier sweep: {error.strerror}") from error
@@ -119,7 +121,6 @@ def write_comparison(folder: Path, runs: list[Run]) -> list[str]:
     These are ``sweep.csv``; unless all failed, ``report.html``; with several seeds ``means.csv``, with objectives ``pareto.csv``.
     """
     from kvsim.report.comparison.compare import comparison_csv, means_csv
-    from kvsim.report.comparison.html import render_comparison
     from kvsim.report.comparison.pareto import front_of
 
     texts = {"sweep.csv": comparison_csv(runs)}
@@ -127,10 +128,7 @@ def write_comparison(folder: Path, runs: list[Run]) -> list[str]:
         front = front_of(runs)
         texts["means.csv"] = means_csv(runs) or ""
         texts["pareto.csv"] = front.csv() if front else ""
-        sweep = read_sweep(folder)
-        texts["report.html"] = render_comparison(
-            runs, sweep["command_line"], folder=folder, shared_script=SHARED_SCRIPT, notes=sweep.get("notes", ())
-        )
+        texts["report.html"] = sweep_page(folder, runs)
     with FileSet(folder) as files:
         for name, text in texts.items():
             if text:
@@ -138,3 +136,18 @@ def write_comparison(folder: Path, runs: list[Run]) -> list[str]:
             else:
                 files.remove(name)  # of another sweep before this one
     return [name for name, text in texts.items() if text]
+
+
+def sweep_page(folder: Path, runs: Sequence[Run], refreshing: Refreshing | None = None) -> str:
+    """Return the page of a sweep's folder about its runs; ``refreshing`` says how far the sweep is while it runs."""
+    from kvsim.report.comparison.html import render_comparison
+
+    sweep = read_sweep(folder)
+    return render_comparison(
+        runs,
+        sweep["command_line"],
+        folder=folder,
+        shared_script=SHARED_SCRIPT,
+        notes=sweep.get("notes", ()),
+        refreshing=refreshing,
+    )

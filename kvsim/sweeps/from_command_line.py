@@ -29,8 +29,9 @@ from kvsim.settings.sources import flags
 from kvsim.sweeps.bounds import add_bounds
 from kvsim.sweeps.command_jobs import CommandJobs, OutputLost, RunCommand, of_interest
 from kvsim.sweeps.composition import Compositions
-from kvsim.sweeps.folder import begin_folder, index_of, place_job, write_comparison
+from kvsim.sweeps.folder import begin_folder, index_of, place_job
 from kvsim.sweeps.grid import Job, Lacking, check, combinations, lacking, prune, read_overrides, samples
+from kvsim.sweeps.live import LivePage
 from kvsim.sweeps.objective import check_directions, check_objective
 from kvsim.sweeps.planning import Planned, planned, refusals, write_refusals
 from kvsim.sweeps.seeds import check_effect, with_seeds
@@ -88,16 +89,21 @@ def run_sweep(command: str, run: RunCommand, asked: Asked) -> None:
     with Lock(sweep.jobs.folder):
         begin_folder(sweep.jobs.folder, sweep.record)
         write_refusals(sweep.jobs.folder, sweep.planned, lambda job: job)
+        live = LivePage(sweep.jobs.folder, None if sweep.grid is None else len(sweep.grid) - len(sweep.jobs.refused))
         try:
-            with interrupts_first():
-                run_jobs(sweep)
-        except KeyboardInterrupt:
+            try:
+                with interrupts_first():
+                    run_jobs(sweep, live)
+            except KeyboardInterrupt:
+                with undisturbed():
+                    end(sweep, live, is_interrupted=True)
+                raise
+            except OutputLost as lost:
+                raise lost.error from None
+            failures, finished = end(sweep, live)
+        finally:
             with undisturbed():
-                end(sweep, is_interrupted=True)
-            raise
-        except OutputLost as lost:
-            raise lost.error from None
-        failures, finished = end(sweep)
+                live.close()
     if failures:
         not_begun = ", and no others were started (sweep.fail_fast)" if sweep.jobs.settings.fail_fast else ""
         raise SweepError(failures, f"{len(failures)} of {finished + len(failures)} jobs failed{not_begun}")
@@ -202,20 +208,22 @@ def _check_batches(sweeper: DictConfig, settings: SweepSettings) -> None:
         raise UsageError(refusal("hydra.sweeper.max_batch_size", Whole(1), sweeper.max_batch_size))
 
 
-def run_jobs(sweep: Prepared) -> None:
+def run_jobs(sweep: Prepared, live: LivePage) -> None:
     """Run the jobs here if they are a grid for this process, or through Hydra."""
     if sweep.grid is not None and sweep.jobs.is_alone:
         remaining = Remaining(len(sweep.grid))
         for number, job in enumerate(sweep.grid):
             stop_if_interrupted()
             sweep.jobs.run_job(number, job, sweep.compositions, remaining.next())
+            live.look()
         return
     from kvsim.sweeps.from_hydra import launch, optimize
 
-    if sweep.grid is None:
-        optimize(sweep.jobs, sweep.asked, sweep.overrides)
-    else:
-        launch(sweep.jobs, sweep.asked, sweep.grid, _at_a_time(sweep))
+    with live.watching():
+        if sweep.grid is None:
+            optimize(sweep.jobs, sweep.asked, sweep.overrides)
+        else:
+            launch(sweep.jobs, sweep.asked, sweep.grid, _at_a_time(sweep))
 
 
 def list_jobs(sweep: Prepared) -> None:
@@ -238,7 +246,7 @@ def list_jobs(sweep: Prepared) -> None:
 # --- the end -----------------------------------------------------------------------------------------------------------
 
 
-def end(sweep: Prepared, *, is_interrupted: bool = False) -> tuple[list[Run], int]:
+def end(sweep: Prepared, live: LivePage, *, is_interrupted: bool = False) -> tuple[list[Run], int]:
     """Write and print what a sweep leaves at its end. Returns the failed jobs, and the number of the others."""
     folder = sweep.jobs.folder
     if sweep.jobs.command == "curve":
@@ -251,7 +259,7 @@ def end(sweep: Prepared, *, is_interrupted: bool = False) -> tuple[list[Run], in
     runs = read_runs([folder], damaged_fail=True)
     if not is_interrupted:
         add_bounds(runs)
-    files = write_comparison(folder, runs)
+    files = live.finish(runs)
     print_runs(folder, runs, files)
     print_notes(sweep)
     if not is_interrupted:

@@ -152,7 +152,6 @@ def run_one(folder: Path, command: str, trace: Trace, settings: Settings, compos
         number=settings.number,
         overrides=settings.texts,
         plan=lambda: plan_for(command, trace, settings.arguments, compositions.compose),
-        trace=trace,
         is_described=is_named,
     )
 

@@ -11,10 +11,9 @@ from kvsim.results.result import RunRecord
 from kvsim.run.execute import own_folder
 from kvsim.run.fingerprint import configuration_hash
 from kvsim.run.interrupts import stop_if_interrupted
-from kvsim.sweeps.bounds import compute_once
 from kvsim.sweeps.folder import failure_record, index_of, place_job, write_failure
+from kvsim.sweeps.live import note_end
 from kvsim.sweeps.objective import Objective, objectives
-from kvsim.trace.base import Trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +25,6 @@ class Job:
     """As text, for the record of a failure."""
     plan: Callable[[], Plan]
     """Makes the plan; an error in it fails the job."""
-    trace: Trace | None = None
-    """The trace if it is loaded already; the plan's, otherwise."""
     is_described: bool = True
     """Whether the configuration describes the run completely. If not, a later sweep cannot tell that it has finished."""
 
@@ -44,12 +41,18 @@ class Ended(NamedTuple):
     """Whether an earlier sweep had finished it."""
 
 
-@without_garbage_collector()
 def run_job(folder: Path, command: str, job: Job, run: Callable[[Plan], RunRecord]) -> Ended:
-    """Run a job of the sweep in ``folder`` unless its result is there; write a failure to ``error.json``, and bounds.
+    """Run a job of the sweep in ``folder`` unless its result is there; write a failure to ``error.json``.
 
     ``run`` runs the command with the job's plan, and writes and logs its result.
     """
+    ended = _run_job(folder, command, job, run)
+    note_end(folder, is_earlier=ended.is_earlier)
+    return ended
+
+
+@without_garbage_collector()
+def _run_job(folder: Path, command: str, job: Job, run: Callable[[Plan], RunRecord]) -> Ended:
     name = str(job.number)
     try:
         plan = job.plan()
@@ -62,8 +65,6 @@ def run_job(folder: Path, command: str, job: Job, run: Callable[[Plan], RunRecor
             record = run(plan)
         if hash_of_result := record.get("config_hash"):
             index_of(folder.absolute())[hash_of_result] = name
-        if bounds := record.get("bounds"):
-            compute_once(folder / "bounds", plan, bounds, job.trace.requests if job.trace else None)
         return Ended(name, objectives(record, plan.sweep))
     except Exception as error:
         stop_if_interrupted(error)

@@ -26,7 +26,7 @@ from kvsim.results.fields import SCHEMA
 from kvsim.results.result import RunRecord, installed_versions, plain
 from kvsim.results.slo import Slo
 from kvsim.run.alone import reasons, run_alone
-from kvsim.run.execute import Watch, execute, load_trace, unwatched
+from kvsim.run.execute import Watch, execute, load_trace, page_bounds, unwatched
 from kvsim.run.fingerprint import configuration_hash
 from kvsim.settings.unused_settings import keys_of
 from kvsim.sweeps.composition import Compositions
@@ -165,7 +165,8 @@ class _Search:
         try:
             if result is None:
                 run = execute("simulate", plan, watch=self.watch(label), command_line=self.simulation(one))
-                write_run(self.folder / name, run.record, run.outcome, shared_script=f"../{SHARED_SCRIPT}")
+                bounds = page_bounds(plan, run.record, None)
+                write_run(self.folder / name, run.record, run.outcome, shared_script=f"../{SHARED_SCRIPT}", bounds=bounds)
                 index_of(self.folder.absolute())[config_hash] = name
                 result = run.record
         except PolicyFailed:
@@ -210,6 +211,7 @@ class _Search:
             "versions": installed_versions(),
             "seed": self.asked.config.seed,
             "config": {} if known is None else known.config,
+            "choices": {} if known is None else known.choices,
             "slo": {**asdict(self.slo), "attainment": self.attainment},
             "price_unit": self.prices.listed.unit,
             "candidates": [described(one) for one in ended],

@@ -6,10 +6,12 @@ from pathlib import Path
 from kvsim.errors import UsageError
 from kvsim.files.writing import replacing
 from kvsim.report.comparison.html import render_comparison
-from kvsim.report.folder import prepare_folder
+from kvsim.report.folder import prepare_folder, write_shared_script
 from kvsim.report.shown_paths import shortest
+from kvsim.results.records import Damaged, read_sweep
 from kvsim.results.runs import Run, read_runs
 from kvsim.sweeps.bounds import add_bounds
+from kvsim.sweeps.folder import sweep_page
 from kvsim.sweeps.kept_folder import KeptFolder
 from kvsim.sweeps.sweep_result import ComparedRuns
 
@@ -38,11 +40,28 @@ def page_in(place: Path) -> Path:
     return place if place.suffix == ".html" else place / PAGE
 
 
-def write_page(runs: Sequence[Run], target: Path, command_line: str, *, has_links: bool = True) -> None:
-    """Write a page, which has links to those of the runs. Raises UsageError if it cannot be written."""
+def is_of_sweep(folders: Sequence[Path], target: Path) -> bool:
+    """Whether a page about these folders is the one that a sweep keeps in its own."""
+    if len(folders) != 1 or target != folders[0] / PAGE:
+        return False
+    try:
+        read_sweep(target.parent)
+    except Damaged:  # or there is none
+        return False
+    return True
+
+
+def write_page(runs: list[Run], target: Path, command_line: str, *, is_of_sweep: bool = False, has_links: bool = True) -> None:
+    """Write a page, which has links to those of the runs, or that of the sweep in its folder. Raises UsageError if it cannot be
+    written."""
     prepare_folder(target.parent)
+    if is_of_sweep:
+        write_shared_script(target.parent)
+        page = sweep_page(target.parent, runs)
+    else:
+        page = render_comparison(runs, command_line, folder=target.parent if has_links else None)
     with replacing(target) as file:
-        file.write(render_comparison(runs, command_line, folder=target.parent if has_links else None).encode())
+        file.write(page.encode())
 
 
 class Report(ComparedRuns, KeptFolder):
@@ -50,7 +69,8 @@ class Report(ComparedRuns, KeptFolder):
 
     def __init__(self, folders: Iterable[Path], *, kept: Path | None = None) -> None:
         """``kept`` is a temporary folder in which some of the runs are, which have no other. Raises UsageError."""
-        runs = runs_in(list(folders))
+        self._folders = list(folders)
+        runs = runs_in(self._folders)
         add_bounds(runs)
         super().__init__(runs)
         self._is_kept = kept is not None
@@ -60,5 +80,6 @@ class Report(ComparedRuns, KeptFolder):
     def write(self, file: str | Path) -> Path:
         """Write the page to a file, or to ``report.html`` in a folder, and return the file. Raises UsageError."""
         target = page_in(Path(file))
-        write_page(self._runs, target, "kvsim report", has_links=not self._is_kept)
+        is_kept = is_of_sweep(self._folders, target)
+        write_page(self._runs, target, "kvsim report", is_of_sweep=is_kept, has_links=not self._is_kept)
         return target

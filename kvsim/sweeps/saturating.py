@@ -15,7 +15,7 @@ from kvsim.report.template import SHARED_SCRIPT
 from kvsim.results.fields import SCHEMA
 from kvsim.results.result import RunRecord, installed_versions, plain
 from kvsim.run.alone import reasons, run_alone
-from kvsim.run.execute import Watch, execute, unwatched
+from kvsim.run.execute import Watch, execute, page_bounds, unwatched
 from kvsim.run.fingerprint import configuration_hash
 from kvsim.run.play import check_verified
 from kvsim.run.saturation import Found, Probe, highest_rate
@@ -61,7 +61,8 @@ def run_at(plan: Plan, rate: float, watch: Watch = unwatched, *, is_described: b
     if result is None:
         run = execute("simulate", at_rate, watch=watch, is_named=is_described)
         check_verified(run.outcome.hardware)
-        write_run(folder, run.record, run.outcome, shared_script=f"../{SHARED_SCRIPT}")
+        bounds = page_bounds(at_rate, run.record, None)
+        write_run(folder, run.record, run.outcome, shared_script=f"../{SHARED_SCRIPT}", bounds=bounds)
         result = run.record
     offered = result["throughput"]["offered_requests_per_s"]
     if offered is None:

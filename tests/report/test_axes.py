@@ -28,6 +28,9 @@ def test_ticks_are_round_numbers_between_the_values() -> None:
     assert log_axis([2, 236])["ticktext"] == ["2", "5", "10", "20", "50", "100", "200"]
     assert log_axis([0.001, 1e5])["ticktext"] == ["0.001", "0.01", "0.1", "1", "10", "100", "1,000", "10,000", "100,000"]
     assert len(log_axis([1130, 1889])["ticktext"]) >= 2, "no power of ten is between them"
+    assert log_axis([10, 14])["ticktext"] == ["10", "11", "12", "13", "14"]
+    assert log_axis([10, 20])["ticktext"] == ["10", "12", "14", "16", "18", "20"]
+    assert log_axis([10, 30])["ticktext"] == ["10", "20", "30"]
 
 
 @pytest.mark.parametrize("value", [1.0, 3.3, 1e-9])

@@ -12,7 +12,13 @@ import pytest
 
 from kvsim.cli import main
 from kvsim.report.screenshot import BROWSERS
+from kvsim.report.servers.page import render_server
 from kvsim.report.template import SHARED_SCRIPT
+from kvsim.report.validation.repeated_page import render_repeated
+from kvsim.report.validation.validation import render_validation
+from tests.report.fake_machine import validated
+from tests.report.servers import test_page
+from tests.report.validation import test_repeated, test_validation
 
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
@@ -67,6 +73,44 @@ window.addEventListener("load", () => setTimeout(() => {
   });
   document.body.appendChild(told);
 }, 500));
+</script>"""
+
+FILTER = """<script>
+window.addEventListener("load", async () => {
+  const input = document.querySelector(".filter input"), said = document.querySelector(".filter [role=status]");
+  const table = document.querySelector("table.sortable");
+  const rows = which =>
+    [...table.querySelectorAll(which)].filter(row => row.offsetHeight > 0).map(row => row.cells[0].textContent.trim());
+  const lines = () => [...document.querySelectorAll(".js-plotly-plot")].map(plot =>
+    plot.data.filter(trace => trace.visible !== false && trace.showlegend !== false).map(trace => trace.name));
+  const points = () => [...document.querySelectorAll(".js-plotly-plot")].map(plot =>
+    plot.data.filter(trace => trace.meta && trace.meta.cases && trace.visible !== false).map(trace => trace.x.length));
+  const seen = {};
+  const look = name => { seen[name] = {
+    runs: rows("tr[data-case]"), bounds: rows("tbody tr:not([data-case])"), said: said.textContent,
+    lines: lines(), points: points(),
+    choosers: [...document.querySelectorAll(".chooser")].filter(chooser => chooser.offsetHeight > 0).length,
+  }; };
+  const type = async (name, text) => {
+    input.value = text;
+    input.dispatchEvent(new Event("input", {bubbles: true}));
+    await new Promise(done => setTimeout(done, 400));
+    look(name);
+  };
+  look("before");
+  input.focus();
+  seen.isFocused = document.activeElement === input;
+  for (const [name, text] of WORDS) await type(name, text);
+  seen.address = location.hash;
+  table.tHead.rows[0].cells[0].querySelector("button").click();
+  look("sorted");
+  await type("after", "");
+  seen.width = [input.getBoundingClientRect().right, window.innerWidth];
+  const told = document.createElement("pre");
+  told.id = "told";
+  told.textContent = JSON.stringify(seen);
+  document.body.appendChild(told);
+});
 </script>"""
 
 TELL_WHEN_DRAWN = """<script>
@@ -164,6 +208,86 @@ def test_a_page_asks_for_nothing_complains_of_nothing_and_fits(which: int, width
     assert brightness(told["background"]) > 200 > 100 > brightness(told["colour"])
     assert told["screen"] == width
     assert told["width"] <= width, "the page is wider than the screen"
+
+
+def filtered(page: Path, *words: tuple[str, str]) -> dict[str, Any]:
+    """What is seen of a page of many runs under each of these filters, by name."""
+    copy = with_script(page, FILTER.replace("WORDS", json.dumps(words)), page.with_name("filtered.html"))
+    return told_by(copy, "--window-size=1600,900", "--virtual-time-budget=20000")
+
+
+def test_a_filter_keeps_rows_by_their_words_and_pictures_follow(pages: list[Path]) -> None:
+    """Six runs: lru, lfu and sieve, each without and with CPU memory."""
+    seen = filtered(pages[1], ("lru", "lru"), ("both", "LRU 4gib"), ("not", "-lru -4gib"), ("part", "fu"), ("last", "sieve"))
+    assert len(seen["before"]["runs"]) == 6 and seen["before"]["said"] == "" and seen["isFocused"]
+    assert len(seen["lru"]["runs"]) == 2 and seen["lru"]["said"].startswith("2 of 6 rows")
+    assert len(seen["both"]["runs"]) == 1 and len(seen["not"]["runs"]) == 2
+    assert seen["part"]["runs"] == [], "words are found by their beginnings"
+    for line in (name for plot in seen["lru"]["lines"] for name in plot):
+        assert "lfu" not in line and "sieve" not in line
+    assert any("lru" in name for plot in seen["lru"]["lines"] for name in plot)
+    assert seen["lru"]["choosers"] == 0 < seen["before"]["choosers"]
+    assert max(number for plot in seen["both"]["points"] for number in plot) == 1
+    assert len(seen["both"]["bounds"]) < len(seen["lru"]["bounds"]) == len(seen["before"]["bounds"])
+    assert seen["address"] == "#filter=sieve" and sorted(seen["sorted"]["runs"]) == sorted(seen["last"]["runs"])
+    after = seen["after"]
+    assert sorted(after["runs"]) == sorted(seen["before"]["runs"]) and after["lines"] == seen["before"]["lines"]
+    assert after["points"] == seen["before"]["points"] and after["choosers"] == seen["before"]["choosers"]
+
+
+@pytest.mark.long
+def test_the_filter_fits_a_phone_and_is_asked_for_by_the_address(pages: list[Path], tmp_path: Path) -> None:
+    page, frame = pages[1], pages[1].with_name("frame.html")
+    with_script(page, FILTER.replace("WORDS", "[]"), page.with_name("filtered.html"))
+    frame.write_text(
+        '<body style="margin:0"><iframe id=f style="border:0;width:420px;height:900px" src="filtered.html#filter=lru%204gib">'
+        "</iframe><script>f.onload = () => setTimeout("
+        '() => document.body.append(f.contentDocument.getElementById("told")), 3000)</script>'
+    )
+    seen = told_by(frame, "--window-size=500,900", "--virtual-time-budget=20000")
+    assert seen["before"]["said"].startswith("1 of 6 rows") and len(seen["before"]["runs"]) == 1
+    right, width = seen["width"]
+    assert width == 420 and right <= width
+
+
+PRICES = """
+currency: USD
+per: hour
+gpus_per_host: 8
+gpus: {h100: 2.5, l40s: 1.0}
+choices: {engines: [1, 2], gpus_per_engine: [1]}
+"""
+
+
+@pytest.fixture(scope="module")
+def other_pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The pages of a plan, of a search for the highest rate, and of the three kinds of validation."""
+    folder = tmp_path_factory.mktemp("others")
+    (folder / "prices.yaml").write_text(PRICES)
+    asked = ["slo.ttft_s=2s", "saturate.attainment=0.95", "trace.arrivals=open_loop", "trace.sessions=20"]
+    assert main(["plan", f"prices={folder}/prices.yaml", *asked, f"output={folder}/plan"]) == 0
+    assert main(["saturate", "-m", *asked, "cluster.engines=1,2", f"output={folder}/rates"]) == 0
+    shutil.copy(folder / "plan" / SHARED_SCRIPT, folder)
+    real = test_validation.run(test_validation.HITS, [1.0, 2.5, 3.0, 4.2], 900, substrate="hardware")
+    several = [test_repeated.measured(test_repeated.times(first)) for first in (11.0, 13.0)]
+    one = test_validation.compared(test_validation.SIMULATED, real)
+    (folder / "one.html").write_text(render_validation(one))
+    (folder / "many.html").write_text(render_repeated(validated(test_repeated.SIMULATED, several)))
+    (folder / "server.html").write_text(render_server(test_page.WHOLE))
+    named = {name: folder / f"{name}.html" for name in ("one", "many", "server")}
+    return named | {"plan": folder / "plan" / "plan.html", "rates": folder / "rates" / "saturate.html"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("width", [420, 1440])
+@pytest.mark.parametrize("which", ["plan", "rates", "one", "many", "server"])
+def test_labels_and_legends_of_every_kind_of_page_have_room(
+    which: str, width: int, other_pages: dict[str, Path], tmp_path: Path
+) -> None:
+    told = opened(other_pages[which], tmp_path, width=width)
+    assert told["heard"] == [] and told["requests"] == [] and told["plots"] > 0
+    assert told["onOthers"] == [] and told["tallLegends"] == []
+    assert told["isCopyShown"] and told["width"] <= width
 
 
 def test_a_page_is_dark_where_the_reader_wants_it_dark(pages: list[Path], tmp_path: Path) -> None:

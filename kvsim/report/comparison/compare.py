@@ -12,7 +12,8 @@ from rich.text import Text
 
 from kvsim.report.comparison.cases import Case, cases_of
 from kvsim.report.comparison.differing import differing, heading, overridden, setting_text
-from kvsim.report.comparison.noise import Against, against
+from kvsim.report.comparison.noise import MOST_COMPARED, Against, against
+from kvsim.report.ghosts import MEANING
 from kvsim.report.shown_paths import shortest, without_folders
 from kvsim.report.terminal import Cell, print_table, width_of
 from kvsim.results.cells import as_text
@@ -57,14 +58,18 @@ class Row:
 class Comparison:
     """Runs grouped into cases (configurations), the settings in which these differ, and the measures worth showing."""
 
-    def __init__(self, runs: Sequence[Run], *, by_run: bool = False, has_full_paths: bool = False) -> None:
+    def __init__(
+        self, runs: Sequence[Run], *, by_run: bool = False, has_full_paths: bool = False, is_resampled: bool = True
+    ) -> None:
         """``by_run`` makes a case of each run, also where runs differ in the seed only. Without ``has_full_paths``, settings that
-        are paths have the last parts that tell them apart."""
+        are paths have the last parts that tell them apart. Without ``is_resampled``, nothing is said of the noise of single
+        runs, for which all of their requests are read."""
         self.runs = [run for run in runs if run.result is not None]
         self.failed = [run for run in runs if run.error is not None]
         self.results: list[RunRecord] = [run.result for run in self.runs if run.result is not None]
         self.cases = cases_of(self.runs, by_run=by_run)
         self.has_seeds = any(len(case.runs) > 1 for case in self.cases)
+        self._most_compared = MOST_COMPARED if is_resampled else 0
         self._against: dict[tuple[str, int, tuple[int, ...]], list[Against]] = {}
         self.keys = differing([case.settings for case in self.cases], overridden(self.results))
         if not has_full_paths:
@@ -214,7 +219,7 @@ class Comparison:
         """Return the best case against others, the nearest first, where their noise is known."""
         key = measure.key, best, tuple(others)
         if key not in self._against:
-            self._against[key] = against(self.cases, measure, best, others)
+            self._against[key] = against(self.cases, measure, best, others, self._most_compared)
         return self._against[key]
 
     def competing(self, places: Iterable[int] | None = None) -> list[int]:
@@ -244,11 +249,7 @@ class Comparison:
         """Return the notes below the table."""
         lines = list(dict.fromkeys(hit_definition(result["config"]) for result in self.results))
         if self.framed("belady"):
-            lines.append(
-                "belady: the most page hits that any policies can get on this trace with one tier as large as all tiers, free "
-                "moves, no pages occupied by running requests, and requests in trace order. unlimited: nothing is ever "
-                "evicted. Both reject requests larger than the GPU tier; rates cover the requests served."
-            )
+            lines.append(MEANING)
         if self.has_seeds:
             lines.append(
                 "Means over seeds, ± the half-width of the 95 % confidence interval of the mean (Student's t); a mean without "

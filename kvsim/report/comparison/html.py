@@ -13,8 +13,9 @@ from kvsim.report.comparison.findings import answers
 from kvsim.report.comparison.head import tiles, title_of
 from kvsim.report.comparison.pareto import Front, front_of
 from kvsim.report.comparison.pictures import pictures_of
-from kvsim.report.comparison.pivot import pivots
+from kvsim.report.comparison.pivot import pivots, pivots_note
 from kvsim.report.figure import Picture
+from kvsim.report.refreshing import Refreshing
 from kvsim.report.shown_paths import setting_without_folders, shown_command
 from kvsim.report.summary import Table, settings
 from kvsim.report.template import Foot, path_note, render_page, versions
@@ -22,8 +23,13 @@ from kvsim.results.rates import count, digits
 from kvsim.results.result import RunRecord
 from kvsim.results.runs import Run
 
+LATER = "Whether differences between single runs exceed chance is said when all jobs have ended."
 LONG = 30
 """Characters from which a text is broken into lines."""
+
+
+FILTERED_FROM = 6
+"""Rows from which the main table has a filter."""
 
 
 class Heading(NamedTuple):
@@ -49,6 +55,10 @@ class Line(NamedTuple):
 
     cells: list[Cell]
     is_bound: bool
+    case: int | None = None
+    """The place of the configuration that it shows, which pictures name as well."""
+    runs: Sequence[int] = ()
+    """The places of its runs."""
 
 
 def render_comparison(
@@ -58,13 +68,15 @@ def render_comparison(
     folder: Path | None = None,
     shared_script: str | None = None,
     notes: Sequence[str] = (),
+    refreshing: Refreshing | None = None,
 ) -> str:
     """Return the page as text. The same runs give the same page.
 
     ``folder`` is the page's, for links to the pages of the runs; without it, there are none. ``shared_script`` is the address of
-    plotly.js relative to the page; without it, the page contains plotly.js. ``notes`` are those of the sweep.
+    plotly.js relative to the page; without it, the page contains plotly.js. ``notes`` are those of the sweep, and
+    ``refreshing`` says how far it is while it runs.
     """
-    comparison = Comparison(runs)
+    comparison = Comparison(runs, is_resampled=refreshing is None)
     front = front_of(runs)
     return render_page(
         "comparison.html",
@@ -73,15 +85,18 @@ def render_comparison(
         shared_script=shared_script,
         width="1500px",
         is_sortable=True,
+        refreshing=refreshing,
         tiles=tiles(comparison),
         about=_about(comparison),
         warnings=[*comparison.mixture(), *_warnings(comparison)],
         answers=[*answers(comparison), *comparison.same_results()],
         pivots=pivots(comparison),
+        pivots_note=pivots_note(comparison),
         has_seeds=comparison.has_seeds,
         headings=_headings(comparison),
         rows=_lines(comparison, folder),
-        notes=[*notes, *comparison.notes()],
+        has_filter=len(comparison.cases) >= FILTERED_FROM,
+        notes=[*notes, *comparison.notes(), *([LATER] if refreshing else [])],
         tables=[
             table
             for table in (_front_table(front), _failures(comparison), _measured(comparison), _outcomes(comparison))
@@ -134,6 +149,7 @@ def _headings(comparison: Comparison) -> list[Heading]:
 
 
 def _lines(comparison: Comparison, folder: Path | None) -> list[Line]:
+    places = {id(run): number for number, run in enumerate(comparison.runs)}
     stands = [comparison.standing(measure) for measure in comparison.measures]
     lines = []
     for place, row in enumerate(comparison.rows(), -1):
@@ -143,7 +159,8 @@ def _lines(comparison: Comparison, folder: Path | None) -> list[Line]:
             *(Cell(text, classes="long" if len(text) > LONG else "") for text in row.settings),
             *_numbers(row, [found.get(place, "") if is_case else "" for found in stands]),
         ]
-        lines.append(Line(cells, row.is_bound))
+        runs = [places[id(run)] for run in comparison.cases[place].runs] if is_case else []
+        lines.append(Line(cells, row.is_bound, place if is_case else None, runs))
     return lines
 
 

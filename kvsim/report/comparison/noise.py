@@ -24,8 +24,13 @@ class Against(NamedTuple):
     drawn: str
 
 
-def against(cases: Sequence[Case], measure: Measure, best: int, others: Sequence[int]) -> list[Against]:
-    """Return the best case against each other one, the nearest first, where their noise is known."""
+def against(
+    cases: Sequence[Case], measure: Measure, best: int, others: Sequence[int], most: int = MOST_COMPARED
+) -> list[Against]:
+    """Return the best case against each other one, the nearest first, where their noise is known.
+
+    The requests of at most so many of them are read.
+    """
     leader = cases[best].mean(measure)
     means = {place: mean.mean for place in others if (mean := cases[place].mean(measure)) is not None}
     if leader is None:
@@ -38,7 +43,7 @@ def against(cases: Sequence[Case], measure: Measure, best: int, others: Sequence
         if by_seed is not None and by_seed.half_width is not None:
             ends = by_seed.mean - by_seed.half_width, by_seed.mean + by_seed.half_width
             found.append(Against(place, Difference(by_seed.mean, *ends), "seeds"))
-        elif len(one.runs) == len(other.runs) == 1 and number < MOST_COMPARED:
+        elif len(one.runs) == len(other.runs) == 1 and number < most:
             runs = _resampled(one.runs[0]), _resampled(other.runs[0])
             if (paired := difference(measure.key, (leader.mean, means[place]), *runs)) is not None:
                 found.append(Against(place, paired, "sessions" if runs[0] and runs[0].has_sessions else "stretches"))

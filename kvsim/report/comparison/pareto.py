@@ -38,6 +38,8 @@ class Point:
     """Whether no other run is at least as good in all objectives and better in one."""
     rejected: int
     """Requests that no number covers, because they were rejected."""
+    place: int
+    """Its place among all runs."""
 
 
 class Front:
@@ -58,7 +60,7 @@ class Front:
         values = np.array([row for _, row in known]).reshape(-1, len(self.objectives)) * signs
         points = [
             Point(name=comparison.runs[place].name, settings=comparison.differing_values(place), values=row, is_optimal=best,
-                  rejected=int(comparison.results[place]["rejected"]))
+                  rejected=int(comparison.results[place]["rejected"]), place=place)
             for (place, row), best in zip(known, optimal(values), strict=True)
         ]  # fmt: skip
         self.points = [points[place] for place in np.lexsort(values.T[::-1])]
@@ -111,7 +113,8 @@ class Front:
             points = [point for point in self.points if point.is_optimal is is_optimal]
             columns = [[_drawn(one, point.values[number]) for point in points] for number, one in enumerate(self.objectives)]
             marks = {"name": name, "text": [self.label(point) for point in points], "marker": {"color": colour, "size": width}}
-            traces.append(marks | (_plane(columns, is_optimal) if len(columns) == 2 else self._matrix(columns)))
+            drawn = _plane(columns, is_optimal) if len(columns) == 2 else self._matrix(columns)
+            traces.append(marks | drawn | {"meta": {"runs": [point.place for point in points]}})
         is_plane = len(self.objectives) == 2
         x_title, y_title = [axis_of(one) for one in self.objectives] if is_plane else ["", ""]
         return laid_out(

@@ -1,6 +1,6 @@
 """The pictures of a comparison."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvsim.engine.outcome import tiers_listed
@@ -63,6 +63,16 @@ def _chosen(places: Sequence[int], shown: set[int], traces: Sequence[Trace]) -> 
     return choosable(traces, [place in shown for place in places])
 
 
+def of_case(place: int) -> Trace:
+    """Return what tells the page which case a line shows, so that it can be filtered."""
+    return {"meta": {"case": place}}
+
+
+def of_cases(places: Iterable[int]) -> Trace:
+    """Return what tells the page which case each point or bar shows."""
+    return {"meta": {"cases": list(places)}}
+
+
 def _size(n_bytes: float) -> str:
     return size(int(n_bytes))
 
@@ -95,8 +105,8 @@ def _against(comparison: Comparison, key: str, measure: Measure, y_format: str) 
     lines = _lines(comparison, key, measure)
     styles = Styles(lines)
     traces = [_line(name, points, styles) for name, points in list(lines.items())[:MOST_LINES]]
-    shown = [end for points in list(lines.values())[:MOST_LINES] for _, y, half in points for end in (y - half, y + half)]
-    x_values = [x for points in lines.values() for x, _, _ in points]
+    shown = [end for points in list(lines.values())[:MOST_LINES] for _, y, half, _ in points for end in (y - half, y + half)]
+    x_values = [x for points in lines.values() for x, *_ in points]
     bounds = _bound_lines(comparison, key) if measure.key == "hit_rate" else []
     height = {y for trace in bounds for y in trace["y"]}
     y_range, has_bounds = fitted_range(shown, sorted(height)) if shown else ([0, 1], False)
@@ -117,23 +127,24 @@ def _against(comparison: Comparison, key: str, measure: Measure, y_format: str) 
     return Picture(title, laid_out(traces, heading(key), measure.title, y_format, x_axis=x_axis, y_axis=y_axis, height=400), note)
 
 
-def _lines(comparison: Comparison, key: str, measure: Measure) -> dict[str, list[tuple[float, float, float]]]:
-    """Return the points (x, mean, half-width) of each line, by its name, in order of x."""
-    lines: dict[str, list[tuple[float, float, float]]] = {}
+def _lines(comparison: Comparison, key: str, measure: Measure) -> dict[str, list[tuple[float, float, float, int]]]:
+    """Return the points (x, mean, half-width, case) of each line, by its name, in order of x."""
+    lines: dict[str, list[tuple[float, float, float, int]]] = {}
     for place, x in enumerate(axis_values(comparison, key)):
         mean = comparison.cases[place].mean(measure)
         if x is not None and mean is not None:
-            lines.setdefault(comparison.name_without(place, (key,)), []).append((x, mean.mean, mean.half_width or 0.0))
+            lines.setdefault(comparison.name_without(place, (key,)), []).append((x, mean.mean, mean.half_width or 0.0, place))
     return {name: sorted(points) for name, points in lines.items()}
 
 
-def _line(name: str, points: list[tuple[float, float, float]], styles: Styles) -> Trace:
+def _line(name: str, points: list[tuple[float, float, float, int]], styles: Styles) -> Trace:
     trace: Trace = {
-        "type": "scatter", "mode": "lines+markers", "name": name, "x": [x for x, _, _ in points],
-        "y": rounded((y for _, y, _ in points), 5), "line": styles.line(name), "marker": styles.marker(name),
+        "type": "scatter", "mode": "lines+markers", "name": name, "x": [x for x, *_ in points],
+        "y": rounded((y for _, y, _, _ in points), 5), "line": styles.line(name), "marker": styles.marker(name),
+        **of_cases(place for *_, place in points),
     }  # fmt: skip
-    if any(half for *_, half in points):
-        widths = rounded((half for *_, half in points), 3)
+    if any(half for _, _, half, _ in points):
+        widths = rounded((half for _, _, half, _ in points), 3)
         trace |= {"error_y": {"type": "data", "array": widths, "thickness": 1.2, "width": 4}, "opacity": 0.85}
     return trace
 
@@ -170,6 +181,7 @@ def _dots(comparison: Comparison) -> list[Picture]:
     trace: Trace = {
         "type": "scatter", "mode": "markers", "x": rounded((means[place].mean for place in ordered), 5),
         "y": [comparison.label(place) for place in ordered], "marker": {"color": NEUTRAL, "size": 9}, "name": "hit rate",
+        **of_cases(ordered),
         "error_x": {"type": "data", "array": rounded((means[place].half_width or 0.0 for place in ordered), 3), "thickness": 1.2},
     }  # fmt: skip
     x_range, _ = fitted_range([mean.mean for mean in means.values()])
@@ -195,7 +207,9 @@ def _time(comparison: Comparison, styles: LineStyles) -> Picture | None:
         x, y = binned(comparison.cases[place].first["timeline"]["hits"])
         name = comparison.label(place)
         rates += y
-        traces.append({"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, "line": styles.line(place)})
+        traces.append(
+            {"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, "line": styles.line(place), **of_case(place)}
+        )
     axes = {comparison.cases[place].first["timeline"]["hits"]["axis"] for place in places}
     x_title = {("arrival_s",): "arrival (s)", ("request",): "request"}.get(tuple(axes), "arrival (s), or request without a clock")
     y_range, _ = fitted_range(rates)
@@ -233,7 +247,7 @@ def _ttft(comparison: Comparison, styles: LineStyles) -> Picture | None:
     traces = [
         {
             "type": "scatter", "mode": "lines", "name": comparison.label(place), "y": PERCENTILES,
-            "x": rounded(comparison.cases[place].first["ttft_quantiles_s"]), "line": styles.line(place),
+            "x": rounded(comparison.cases[place].first["ttft_quantiles_s"]), "line": styles.line(place), **of_case(place),
         }
         for place in places
     ]  # fmt: skip
@@ -254,7 +268,7 @@ def _phases(comparison: Comparison) -> Picture | None:
     for place in places:
         means = {kind: comparison.cases[place].mean(BY_KEY[f"{kind}_s_mean"]) for kind in kinds}
         phases.append({kind: None if mean is None else mean.mean for kind, mean in means.items()})
-    figure = phase_figure([comparison.label(place) for place in places], phases)
+    figure = phase_figure([comparison.label(place) for place in places], phases, **of_cases(places))
     return None if figure is None else Picture("Where the time to first token goes", figure, _left_out(comparison, places))
 
 
@@ -299,7 +313,7 @@ def _pareto(comparison: Comparison, title: str, read: Any) -> Picture | None:
 def _front(points: list[tuple[float, float]]) -> Trace:
     return {
         "type": "scatter", "mode": "lines", "x": [x for x, _ in points], "y": rounded(y for _, y in points), "hoverinfo": "skip",
-        "showlegend": False, "line": {"color": GREY, "dash": "dot", "shape": "hv"}, "name": "front",
+        "showlegend": False, "line": {"color": GREY, "dash": "dot", "shape": "hv"}, "name": "front", "meta": {"of_all": True},
     }  # fmt: skip
 
 
@@ -313,7 +327,7 @@ def _labelled(
         "y": rounded(y for _, y, _ in points), "text": [text for text, _ in texts],
         "textposition": [side for _, side in texts], "textfont": {"size": 11}, "cliponaxis": False, "hoverinfo": "text+x+y",
         "hovertext": [comparison.label(place) for *_, place in points], "marker": {"color": colour, "size": 8},
-        "showlegend": bool(points),
+        "showlegend": bool(points), **of_cases(place for *_, place in points),
     }  # fmt: skip
 
 
@@ -376,6 +390,7 @@ def _bars(comparison: Comparison, title: str, shares: dict[str, list[float | Non
         {
             "type": "bar", "name": name, "x": names, "y": rounded(values[place] for place in places),
             "marker": {"color": RAMP[number % len(RAMP)]}, "hovertext": [comparison.label(place) for place in places],
+            **of_cases(places),
         }
         for number, (name, values) in enumerate(drawn.items())
     ]  # fmt: skip

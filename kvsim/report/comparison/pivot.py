@@ -10,6 +10,8 @@ from kvsim.results.fields import BY_KEY
 from kvsim.results.measures import Measure
 from kvsim.results.statistics import mean_of
 
+MOST_NAMED = 3
+"""Most settings in the title of a table."""
 SHOWN = ("hit_rate", "goodput_requests_per_s", "ttft_s_p99")
 """Measures that have a pivot table, as far as runs have them."""
 
@@ -41,7 +43,6 @@ class Pivot:
     corner: str
     columns: list[str]
     rows: list[PivotRow]
-    note: str
 
 
 def pivots(comparison: Comparison) -> list[Pivot]:
@@ -79,9 +80,10 @@ def _pivot(comparison: Comparison, measure: Measure, across: str, columns: list[
     ]
     if measure.key == "hit_rate":
         rows += _bounds(comparison, columns, places)
-    others = ", ".join(heading(key) for key in comparison.keys if key not in (across, "seed"))
+    varied = [heading(key) for key in comparison.keys if key not in (across, "seed")]
+    others = ", ".join(varied[:MOST_NAMED]) + (" and more" if len(varied) > MOST_NAMED else "")
     title = f"{measure.title[0].upper()}{measure.title[1:]} by {others} and {heading(across)}"
-    return Pivot(title, f"{others} \\ {heading(across)}", columns, rows, _note(comparison, measure))
+    return Pivot(title, f"{others} \\ {heading(across)}", columns, rows)
 
 
 def _cell(comparison: Comparison, measure: Measure, place: int, of_column: dict[int, str]) -> Cell:
@@ -129,10 +131,11 @@ def _bounds(comparison: Comparison, columns: list[str], places: dict[str, dict[s
     return rows
 
 
-def _note(comparison: Comparison, measure: Measure) -> str:
+def pivots_note(comparison: Comparison) -> str:
+    """Say what the marks in the tables mean."""
     parts = ["Tinted: the best of its column; =: one of several that are equal as shown."]
     how = "by the differences seed by seed" if comparison.has_seeds else "by resampling the trace's sessions or stretches of it"
     parts.append(f"≈: not distinguishable from the best of its column (95 %, {how}).")
-    if measure.key == "hit_rate" and comparison.framed("belady"):
+    if comparison.framed("belady"):
         parts.append("Bars: the share of Belady's bound for tiers of that size.")
     return " ".join(parts)

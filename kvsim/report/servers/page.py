@@ -7,11 +7,12 @@ from rich.console import Console
 from rich.text import Text
 
 from kvsim.report.figure import COLOURS, GREY, Figure, Picture, laid_out
+from kvsim.report.headline import Head, Tile
 from kvsim.report.pictures import line, places
 from kvsim.report.summary import Table
 from kvsim.report.table import print_summary
 from kvsim.report.template import foot, render_page
-from kvsim.report.validation.validation import scatter, tolerance_table
+from kvsim.report.validation.validation import failures, outcome, scatter, tolerance_table
 from kvsim.results.rates import UNKNOWN, count, digits, percent
 from kvsim.results.result import RunRecord, hit_definition
 
@@ -149,10 +150,28 @@ def check_table(checks: Sequence[Mapping[str, Any]]) -> Table:
 
 def render_server(record: RunRecord) -> str:
     """Return the validation as a self-contained HTML page."""
+    title = f"{count(record['requests'])} requests on {server_name(record)} and simulated: {outcome(record['checks'])}"
     return render_page(
-        "plain.html", "kvsim validate", pictures(record), about=about(record), lines=lines(record), tables=tables(record),
-        pictures_first=False, foot=foot(record),
+        "plain.html", title, pictures(record), head=_head(record), about=about(record), lines=lines(record),
+        tables=tables(record), pictures_first=False, foot=foot(record),
     )  # fmt: skip
+
+
+def _head(record: RunRecord) -> Head:
+    """Return what fails, and how far the numbers asked for first are apart."""
+    tiles = []
+    for key, name in (("given_order", "hit rate, server's order"), ("simulated_order", "hit rate, simulated")):
+        if (found := record[key]) is not None:
+            simulated, real, points = _rates(found["hit_rate"])
+            tiles.append(Tile(name, f"{points} points", f"{simulated} kvsim, {real} server"))
+    for name in ("ttft_p50", "ttft_p99"):
+        pair = record["times"].get(name)
+        if pair is not None:
+            simulated, real = (digits(1000 * mean) for mean in pair["means"])
+            error, spread = _errors(pair)
+            tiles.append(Tile(f"TTFT {name[5:]}", error, f"{simulated} ms simulated, {real} ms real; real to real {spread}"))
+    failed = failures(record)
+    return Head(f"Outside of its tolerance: {failed}." if failed else "Everything is within its tolerance.", tiles)
 
 
 def about(record: RunRecord) -> list[tuple[str, str]]:
@@ -202,7 +221,7 @@ def cached_figure(cached: Mapping[str, Any] | None) -> Figure | None:
             "marker": {"color": colour, "size": size, "opacity": 0.6, "symbol": symbol},
         }
         for key, name, colour, size, symbol in (
-            ("simulated", SIMULATED, COLOURS[1], 7, "circle-open"), ("given_order", GIVEN, COLOURS[0], 5, "circle"),
+            ("simulated", SIMULATED, COLOURS[0], 7, "circle-open"), ("given_order", GIVEN, COLOURS[2], 5, "circle"),
         )
     ]  # fmt: skip
     return laid_out([equal, *points], "on the server (tokens)", "kvsim (tokens)", "", height=460, hovermode="closest")

@@ -1,19 +1,20 @@
 """The page of a shadow: one small file without a script, which the browser loads again every few seconds."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from kvsim.files.writing import replacing
+from kvsim.report.refreshing import Refreshing, clock_time
 from kvsim.report.shadow.drawing import HEIGHT, WIDTH, Line, draw
 from kvsim.report.summary import Table
 from kvsim.report.template import render_page
 from kvsim.report.tier_looks import look_of
 
 TITLE = "kvsim shadow"
-STALE_AFTER = 3
+OVERDUE_AFTER = 3
 """After how many refreshes without news a page says so."""
+OVERDUE = "Nothing new has come since then: kvsim shadow has stopped, or cannot write this page."
 
 
 class Occupancy(NamedTuple):
@@ -55,14 +56,22 @@ def render(page: LivePage) -> str:
     """Return a page as text."""
     return render_page(
         "shadow.html",
-        TITLE,
+        _title(page),
         page=page,
-        made=datetime.fromtimestamp(page.at_s).strftime("%Y-%m-%d %H:%M:%S"),
-        stale_ms=None if page.every_s is None else round(1000 * STALE_AFTER * page.every_s + 5000),
+        made=clock_time(page.at_s),
+        refreshing=None
+        if page.every_s is None
+        else Refreshing(page.at_s, page.every_s, OVERDUE_AFTER * page.every_s + 5, OVERDUE),
         picture=draw(page.lines),
         box=f"0 0 {WIDTH:g} {HEIGHT:g}",
         bars=[_bar(one) for one in page.occupancy],
     )
+
+
+def _title(page: LivePage) -> str:
+    """Return the title, with the ghost that gains most."""
+    gain, what = page.headlines[0] if page.headlines else ("", "")
+    return f"{TITLE}: {gain} with {what.partition(':')[0]}" if gain.startswith("+") else TITLE
 
 
 def _bar(one: Occupancy) -> dict[str, str]:

@@ -8,6 +8,30 @@
     }
   }
 
+  // What a filter leaves of a figure: lines, points and bars of the configurations ("cases") and runs whose rows it leaves.
+  let left = null;
+  function filtered(figure) {
+    if (!left) return figure;
+    const data = figure.data.map(trace => {
+      const meta = trace.meta || {};
+      if (meta.of_all) return Object.assign({}, trace, {visible: false});
+      if ("case" in meta) return Object.assign({}, trace, {visible: left.cases.has(meta.case)});
+      if (!meta.cases && !meta.runs || !trace.x) return trace;
+      const stays = meta.cases ? meta.cases.map(each => left.cases.has(each)) : meta.runs.map(each => left.runs.has(each));
+      const kept = values => Array.isArray(values) && values.length === stays.length ? values.filter((_, number) => stays[number]) : values;
+      const shown = Object.assign({}, trace, {visible: stays.includes(true)});
+      for (const key of ["x", "y", "text", "hovertext", "textposition"]) if (key in trace) shown[key] = kept(trace[key]);
+      for (const key of ["error_x", "error_y"]) if (key in trace) shown[key] = Object.assign({}, trace[key], {array: kept(trace[key].array)});
+      return shown;
+    });
+    const shown = {data: data, layout: figure.layout};
+    const lists = figure.data.map((trace, number) => (trace.y || []).length - (data[number].y || []).length);
+    if ((figure.layout.yaxis || {}).type === "category") {  // a line of text for each row, of which there are fewer now
+      shown.layout = Object.assign({}, figure.layout, {height: figure.layout.height - 24 * Math.max(0, ...lists)});
+    }
+    return shown;
+  }
+
   // A legend below the picture needs as many rows as its names take at this width.
   function legendRows(figure, width) {
     const names = figure.data.filter(trace => trace.showlegend !== false && trace.visible !== false && trace.name).map(trace => trace.name);
@@ -31,6 +55,12 @@
     });
     const kept = values => values.filter((_, number) => stays[number]);
     return Object.assign({}, axis, {tickvals: kept(axis.tickvals), ticktext: kept(axis.ticktext)});
+  }
+
+  const plain = {displaylogo: false, displayModeBar: false};
+  function redraw(div, figure) {
+    const shown = filtered(figure);
+    Plotly.react(div, shown.data, fitted(shown, div.clientWidth || 600), plain);
   }
 
   function fitted(figure, width) {
@@ -61,7 +91,7 @@
       button.addEventListener("click", () => {
         trace.visible = !trace.visible;
         button.setAttribute("aria-pressed", String(trace.visible));
-        Plotly.react(div, figure.data, fitted(figure, div.clientWidth || 600), {displaylogo: false, displayModeBar: false});
+        redraw(div, figure);
       });
       chooser.append(button);
     }
@@ -78,7 +108,8 @@
         continue;
       }
       const width = div.clientWidth || 600;
-      Plotly.newPlot(div, figure.data, fitted(figure, width), {displaylogo: false, displayModeBar: false});
+      const shown = filtered(figure);
+      Plotly.newPlot(div, shown.data, fitted(shown, width), plain);
       drawn.push([div, figure, width]);
       choose(div, figure);
     }
@@ -89,7 +120,7 @@
       const [div, figure, before] = entry, width = div.clientWidth;
       if (!width || width === before) continue;
       entry[2] = width;
-      Plotly.relayout(div, Object.assign(fitted(figure, width), {width: width}));
+      Plotly.relayout(div, Object.assign(fitted(filtered(figure), width), {width: width}));
     }
   }
 
@@ -115,6 +146,45 @@
     });
   }
 
+  // Type words to keep the rows that have all of them, at the beginning of a word: "fifo" finds s3_fifo, "lru" does not find slru.
+  // A word after a "-" keeps rows without it. Rows of bounds stay where a row that stays has the same settings.
+  function filterable(box) {
+    const input = box.querySelector("input"), said = box.querySelector("[role=status]");
+    const table = box.nextElementSibling.querySelector("table");
+    const names = [...table.tHead.rows[0].cells].map((head, column) => column).filter(column => !table.tHead.rows[0].cells[column].classList.contains("number"));
+    const textOf = row => names.map(column => row.cells[column].textContent.toLowerCase());
+    const rows = [...table.querySelectorAll("tr[data-case]")], others = [...table.querySelectorAll("tbody tr:not([data-case])")];
+    const has = (text, word) => text.split(word).slice(0, -1).some((_, number, parts) => {
+      const before = parts.slice(0, number + 1).join(word).slice(-1);
+      return !before || !/[a-z0-9.]/.test(before) || !/[a-z0-9]/.test(word[0]);
+    });
+    function apply() {
+      const words = input.value.toLowerCase().split(/\s+/).filter(word => word && word !== "-");
+      const fits = row => {
+        const text = textOf(row).join(" ");
+        return words.every(word => word[0] === "-" ? !has(text, word.slice(1)) : has(text, word));
+      };
+      const kept = rows.filter(row => { row.hidden = !fits(row); return !row.hidden; });
+      const texts = kept.map(textOf);
+      for (const row of others) row.hidden = words.length > 0 && !textOf(row).slice(1).every((text, column) => !text || texts.some(other => other[column + 1] === text));
+      said.textContent = words.length ? kept.length + " of " + rows.length + " rows, and what pictures show of them" : "";
+      left = words.length ? {
+        cases: new Set(kept.map(row => Number(row.dataset.case))),
+        runs: new Set(kept.flatMap(row => row.dataset.runs.split(" ").map(Number))),
+      } : null;
+      document.querySelectorAll(".chooser").forEach(chooser => { chooser.hidden = left !== null; });
+      for (const [div, figure] of drawn) redraw(div, figure);
+    }
+    let soon = 0;
+    const remember = () => {
+      try { history.replaceState(null, "", input.value ? "#filter=" + encodeURIComponent(input.value) : location.pathname + location.search); } catch { /* the address stays */ }
+    };
+    input.addEventListener("input", () => { clearTimeout(soon); soon = setTimeout(() => { apply(); remember(); }, 150); });
+    box.hidden = false;
+    try { input.value = decodeURIComponent((/^#filter=(.*)/.exec(location.hash) || ["", ""])[1]); } catch { input.value = ""; }
+    if (input.value) apply();
+  }
+
   // Without the clipboard, which some browsers keep from pages that are files, the command is selected and copied as by hand.
   function copyable(button) {
     const command = button.parentElement.querySelector("pre");
@@ -134,6 +204,7 @@
   draw();
   document.querySelectorAll(".copy").forEach(copyable);
   document.querySelectorAll("table.sortable").forEach(sortable);
+  document.querySelectorAll(".filter").forEach(filterable);
   addEventListener("resize", resize);
   addEventListener("beforeprint", resize);
 })();

@@ -6,7 +6,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from kvsim.report.axes import number_text
 from kvsim.report.figure import COLOURS, GREY, Figure, Picture, laid_out, rounded
+from kvsim.report.headline import Head, Tile
 from kvsim.report.summary import Table
 from kvsim.report.table import print_summary
 from kvsim.report.template import foot, render_page
@@ -65,9 +67,13 @@ def figure_table(record: RunRecord) -> Table:
 def _row(figure: Mapping[str, Any]) -> tuple[str, ...]:
     scale, unit = SCALES[figure["unit"]]
     sides = [figure["simulated"], figure["hardware"]]
-    spreads = [f"{side['mean'] * scale:.4g} ± {side['deviation'] * scale:.2g}" for side in sides]
+    spreads = [f"{_number(side['mean'] * scale, 4)} ± {_number(side['deviation'] * scale, 2)}" for side in sides]
     distance, low, high = (shown(figure, figure[key]) for key in ("distance", "low", "high"))
     return (figure["name"] + unit, *spreads, distance, f"{low} to {high}", verdict(figure))
+
+
+def _number(value: float, significant: int) -> str:
+    return number_text(float(f"{value:.{significant}g}"))
 
 
 def shown(figure: Mapping[str, Any], distance: float | None) -> str:
@@ -95,9 +101,12 @@ def repeated_failures(record: RunRecord) -> str:
 
 def render_repeated(record: RunRecord) -> str:
     """Return the validation as a self-contained HTML page."""
+    failed = [figure["name"] for figure in record["figures"] if not figure["holds"]]
+    number = f"{len(failed)} figures fail" if len(failed) > 1 else "1 figure fails" if failed else "all figures hold"
+    title = f"{count(record['requests'])} requests, {len(record['measured'])} times on {device_name(record)}: {number}"
     return render_page(
-        "plain.html", "kvsim validate", pictures_of(record), about=[], lines=lines(record), tables=tables(record),
-        pictures_first=False, foot=foot(record),
+        "plain.html", title, pictures_of(record), head=_head(record, failed), about=[], lines=lines(record),
+        tables=tables(record), pictures_first=False, foot=foot(record),
     )  # fmt: skip
 
 
@@ -106,6 +115,23 @@ def pictures_of(record: RunRecord) -> list[Picture]:
     note = "Each request at the median of its times over all runs."
     spread = Picture("Runs relative to the mean of the real runs", strips(record["figures"]))
     return [spread, *(picture._replace(note=note) for picture in by_request(record))]
+
+
+ASKED = {"hit_rate all": "hit rate", "identical hits": "identical hits", "ttft_p50": "TTFT p50", "ttft_p99": "TTFT p99"}
+"""The figures asked for first, and what they are called."""
+
+
+def _head(record: RunRecord, failed: Sequence[str]) -> Head:
+    """Return what fails, and how far the figures asked for first are from the real runs."""
+    tiles = []
+    for figure in record["figures"]:
+        if figure["name"] in ASKED:
+            unit = " points" if figure["unit"] == "share" and figure["distance"] is not None else ""
+            interval = f"{shown(figure, figure['low'])} to {shown(figure, figure['high'])}"
+            note = f"{verdict(figure)}; 95 %: {interval}"
+            tiles.append(Tile(ASKED[figure["name"]], f"{shown(figure, figure['distance'])}{unit}", note))
+    said = f"Outside of the machine's spread and of their tolerance: {', '.join(failed)}." if failed else ""
+    return Head(said or "No figure is outside of both the machine's spread and its tolerance.", tiles)
 
 
 def strips(figures: Sequence[Mapping[str, Any]]) -> Figure:

@@ -10,15 +10,16 @@ from rich.text import Text
 
 from kvsim.errors import UsageError
 from kvsim.files.writing import FileSet
-from kvsim.report.axes import log_axis, seconds_text
+from kvsim.report.axes import log_axis, number_text, seconds_text
 from kvsim.report.figure import COLOURS, GREY, Figure, Picture, laid_out, rounded
+from kvsim.report.headline import Head, Tile
 from kvsim.report.summary import Table
 from kvsim.report.table import print_summary
 from kvsim.report.template import foot, render_page
 from kvsim.report.validation.recording import Recording
 from kvsim.report.validation.step_table import step_table
 from kvsim.results.fields import SCHEMA
-from kvsim.results.rates import count, percent
+from kvsim.results.rates import count, digits, percent
 from kvsim.results.result import RunRecord, hit_definition, plain, to_json
 from kvsim.results.tolerances import Tolerances
 
@@ -223,7 +224,7 @@ def _verdict(check: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    return "-" if value is None else number_text(float(f"{value:.4g}"))
 
 
 def _signed(error: float | None) -> str:
@@ -233,8 +234,10 @@ def _signed(error: float | None) -> str:
 def render_validation(record: RunRecord) -> str:
     """Return the validation as a self-contained HTML page."""
     lines = [_scope(record), hit_definition(record["config"])]
+    title = f"{count(record['requests'])} requests on {device_name(record)} and simulated: {outcome(record['checks'])}"
     return render_page(
-        "plain.html", "kvsim validate", pictures_of(record), about=[], lines=lines, tables=tables(record), pictures_first=False,
+        "plain.html", title, pictures_of(record), head=_head(record), about=[], lines=lines, tables=tables(record),
+        pictures_first=False,
         foot=foot(record),
     )  # fmt: skip
 
@@ -243,6 +246,32 @@ def pictures_of(record: RunRecord) -> list[Picture]:
     """Return the times of each request, simulated against real."""
     titles = {"requests_ttft_s": "Time to first token by request", "requests_tpot_s": "Time per output token by request"}
     return [Picture(title, scatter(*record[key])) for key, title in titles.items()]
+
+
+def outcome(checks: Sequence[Mapping[str, Any]]) -> str:
+    """Say whether all tolerances hold, or how many do not."""
+    failed = sum(not check["holds"] for check in checks)
+    return f"{failed} of {len(checks)} tolerances fail{'s' * (failed == 1)}" if failed else f"all {len(checks)} tolerances hold"
+
+
+def _head(record: RunRecord) -> Head:
+    """Return what fails, and how far the numbers asked for first are apart."""
+    rate = record["hit_rate"]["all"]
+    tiles = [
+        Tile(
+            "hit rate",
+            f"{100 * rate['difference']:+.2f} points",
+            f"{percent(rate['simulated'])} simulated, {percent(rate['hardware'])} real",
+        ),
+        Tile("requests with identical hits", percent(record["identical"]), f"{count(record['different_requests'])} differ"),
+    ]
+    for name in ("p50", "p99"):
+        pair = record["ttft_s"][name]
+        if pair["error"] is not None:
+            both = f"{digits(pair['simulated'])} s simulated, {digits(pair['hardware'])} s real"
+            tiles.append(Tile(f"TTFT {name}", _signed(pair["error"]), both))
+    failed = failures(record)
+    return Head(f"Outside of its tolerance: {failed}." if failed else "Everything is within its tolerance.", tiles)
 
 
 def scatter(simulated: list[float | None], measured: list[float | None], where: str = "on hardware") -> Figure:

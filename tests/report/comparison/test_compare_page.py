@@ -252,3 +252,19 @@ def test_a_colour_is_a_policy_and_a_dash_a_capacity_and_few_lines_show_at_first(
     )
     few = figures_of(runs[:3])["Hit rate over the run"]["data"]
     assert all("visible" not in trace for trace in few)
+
+
+def test_pictures_and_rows_name_cases_alike_so_that_both_can_be_filtered(run: Maker) -> None:
+    runs = [run("lru", 0.1, 4), run("lru", 0.2, 8), run("arc", 0.15, 4), run("arc", 0.3, 8)]
+    page = render_comparison(runs, "kvsim report")
+    assert re.findall(r'data-case="(\d+)" data-runs="(\d+)"', page) == [("0", "0"), ("1", "1"), ("2", "2"), ("3", "3")]
+    [by_capacity, *_] = figures_of(runs).values()
+    assert {trace["name"]: trace["meta"]["cases"] for trace in by_capacity["data"]} == {"lru": [0, 1], "arc": [2, 3]}
+    comparison = Comparison(runs)
+    over_the_run = figures_of(runs)["Hit rate over the run"]
+    assert [trace["name"] for trace in over_the_run["data"]] == [
+        comparison.label(trace["meta"]["case"]) for trace in over_the_run["data"]
+    ]
+    assert 'class="filter"' not in page
+    more = [*runs, run("fifo", 0.1, 4), run("fifo", 0.2, 8)]
+    assert 'class="filter" hidden' in render_comparison(more, "kvsim report"), "without JavaScript it has no effect"

@@ -10,7 +10,7 @@ import kvsim
 from kvsim.report.comparison.compare import NEAR, Comparison
 from kvsim.report.comparison.findings import answers
 from kvsim.report.comparison.html import render_comparison
-from kvsim.report.comparison.pivot import pivots
+from kvsim.report.comparison.pivot import pivots_note
 from kvsim.results.fields import BY_KEY
 from kvsim.results.runs import read_runs
 
@@ -56,7 +56,7 @@ def test_the_sentence_has_the_difference_with_its_interval(swept: Path) -> None:
 
 def test_pivots_and_pages_explain_the_mark(swept: Path) -> None:
     runs = read_runs([swept])
-    assert "by resampling the trace's sessions or stretches of it" in pivots(Comparison(runs))[0].note
+    assert "by resampling the trace's sessions or stretches of it" in pivots_note(Comparison(runs))
     comparison = Comparison(runs)
     assert not any("≈" in line for line in comparison.notes()), "nothing has the mark yet"
     marks = NEAR in comparison.standing(HIT_RATE).values()

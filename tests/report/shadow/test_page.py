@@ -33,6 +33,12 @@ def test_the_page_loads_itself_again_until_the_end() -> None:
     assert 'http-equiv="refresh"' not in last and "setTimeout" not in last and ", the end" in last
 
 
+def test_the_title_names_the_ghost_that_gains_most() -> None:
+    assert "<title>kvsim shadow: +6.1 points with twice</title>" in render(page())
+    assert "<title>kvsim shadow</title>" in render(page()._replace(headlines=[]))
+    assert "<title>kvsim shadow</title>" in render(page()._replace(headlines=[("-2.0 points", "half: x=1")]))
+
+
 def test_the_page_is_small_and_asks_for_nothing() -> None:
     text = render(page())
     assert len(text) < 20_000 and not re.search(r"""(?:src|href)=|url\(|@import""", text)

@@ -204,6 +204,6 @@ def test_what_a_process_refuses_is_said_here():
 
 def test_more_memory_than_there_is_is_refused():
     """On a CPU before any process starts; how much a GPU has left, its own process knows."""
-    with pytest.raises(UsageError, match="are available: decrease the tiers|GiB free; decrease it"):
+    with pytest.raises(UsageError, match=r"are available: decrease the tiers|GiB free; decrease it"):
         opened(gpu_pages=1 << 40)
     assert machine.demand().engines == 2
