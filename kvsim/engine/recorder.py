@@ -128,8 +128,9 @@ class Recorder(EngineWatch):
             now, stalled_s = self.env.now, work.stalled_s
             decoding = work.decode_requests, work.decode_context_tokens
             steps = max(0, event.value or 0)
-            shown = (work.engine, requests, stalled_s, lane)
-            self.batches.append(Batch(start_s, now, len(work.chunks), tokens, *decoding, steps, *shown))
+            self.batches.append(
+                Batch(start_s, now, len(work.chunks), tokens, *decoding, steps, work.engine, requests, stalled_s, lane)
+            )
             self._under_way = [other for other in self._under_way if other[0] is not work]
             for job, _ in work.prefilling if stalled_s else ():
                 self._load_s[job.request.index, job.request.sample] += stalled_s
