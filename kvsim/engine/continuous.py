@@ -8,7 +8,7 @@ from kvsim.core.transfer import Transfer
 from kvsim.engine.frontend import Frontend
 from kvsim.engine.job import DECODING, LOST, PREFILLING, Job
 from kvsim.engine.loading import Loading
-from kvsim.engine.queue import WaitingQueue
+from kvsim.engine.queues import queue_for
 from kvsim.engine.running import RunningRequests
 from kvsim.engine.schedule import PLAN_AGAIN, Parts, Schedule, Step
 from kvsim.engine.substrate import Work
@@ -32,7 +32,7 @@ class ContinuousBatching(Schedule):
         self.prefetching = parts.prefetching
         self.max_batch_tokens = parts.max_batch_tokens
         self.max_running_requests = parts.max_running_requests
-        queue = WaitingQueue(parts.scheduling, parts.cache, parts.gpu)
+        queue = queue_for(parts.scheduling, parts.cache, parts.gpu)
         self.queue = queue
         self.waiting = WaitingRequests(parts.cache, parts.gpu, parts.mover, parts.prefetching, queue, parts.wake)
         loading = Loading(parts.cache, parts.mover, parts.prefetching, engine=parts.number, is_layerwise=parts.is_layerwise)
