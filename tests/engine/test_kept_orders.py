@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from hypothesis import assume, event, given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from kvsim.core.lease import LOOK
@@ -19,8 +20,8 @@ from kvsim.policies.scheduling.dfs_weight import DfsWeight
 from kvsim.policies.scheduling.kept_order import KeptOrder
 from kvsim.policies.scheduling.longest_prefix import LongestPrefix
 from kvsim.policies.scheduling.shortest_prefill import ShortestPrefill
-from tests.engine.configurations import PAGE_TOKENS, Case, cases, engine_cases
-from tests.engine.drawn import SETTINGS
+from tests.engine.configurations import PAGE_TOKENS, Case, Kind, cases, engine_cases, engine_settings, machines, traces
+from tests.engine.drawn import RUNS, SETTINGS
 from tests.engine.test_configurations_random import refusals, served
 from tests.policies.slow_orders import SLOW
 
@@ -95,8 +96,21 @@ def policies(draw: st.DrawFn) -> SchedulingPolicy:
     return made
 
 
-@SETTINGS
-@given(case=cases() | engine_cases(), policy=policies(), crowd=st.booleans())
+@st.composite
+def swapping_cases(draw: st.DrawFn) -> Case:
+    """FastDeploy, with the tiers and the placement that it has: swaps to CPU memory, and a store beside it."""
+    names = draw(st.sampled_from([("gpu",), ("gpu", "cpu"), ("gpu", "disk"), ("gpu", "cpu", "disk")]))
+    common = ["model=tiny", "rules=fastdeploy", "eviction=lru", f"page_tokens={PAGE_TOKENS}"]
+    common += [f"tiers.{name}.capacity={draw(st.integers(8, 16))}pages" for name in names]
+    common += ["placement=exclusive"] if "cpu" in names else []
+    common += ["tiers.disk.below=gpu", "placement@tiers.disk.placement=write_through"] if "disk" in names else []
+    about = Kind(has_persistent=draw(st.booleans()), has_resets=draw(st.booleans()), has_samples=False)
+    simulate = [*draw(machines(names)), *draw(engine_settings(is_single=False))]
+    return Case(lines=draw(traces(about)), common=common, replay=[], simulate=simulate)
+
+
+@hypothesis_settings(SETTINGS, max_examples=max(1, RUNS // 2))
+@given(case=cases() | engine_cases() | swapping_cases(), policy=policies(), crowd=st.booleans())
 def test_an_order_is_that_of_looking_all_up_anew(case: Case, policy: SchedulingPolicy, crowd: bool) -> None:
     """On every kind of cache that kvsim's own schedule runs on; in a crowd, most requests wait for one that runs."""
     ROUNDS.clear()
