@@ -35,15 +35,21 @@ class HeldPages(Watch):
 
     def stored(self, tier: Tier, extents: tuple[Extent, ...]) -> None:
         if self._staleness_s:
-            self._under_way.append((self._clock() + self._staleness_s, True, extents))
+            self._expect(True, extents)
         else:
             self._held.add(extents)
 
     def dropped(self, tier: Tier, extents: tuple[Extent, ...]) -> None:
         if self._staleness_s:
-            self._under_way.append((self._clock() + self._staleness_s, False, extents))
+            self._expect(False, extents)
         else:
             self._held.remove(extents)
+
+    def _expect(self, is_stored: bool, extents: tuple[Extent, ...]) -> None:
+        """Send a report; those that have arrived by now are taken in, so that none is kept for longer than it is under way."""
+        now = self._clock()
+        self.receive(now)
+        self._under_way.append((now + self._staleness_s, is_stored, extents))
 
     def receive(self, now: float) -> None:
         """Take in the reports that have arrived by ``now``."""

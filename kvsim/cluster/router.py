@@ -81,7 +81,9 @@ class KnownEngine:
         """Take the report of an engine's load that it sends now."""
         report = Report(waiting_requests, running_requests, used_pages)
         if self._staleness_s:
-            self._under_way.append((self._clock() + self._staleness_s, report))
+            now = self._clock()
+            self.receive(now)
+            self._under_way.append((now + self._staleness_s, report))
         else:
             self._report = report
 
@@ -90,11 +92,9 @@ class KnownEngine:
         self._report = Report()
 
     def receive(self, now: float) -> None:
-        """Take in the reports that have arrived by ``now``."""
+        """Take in the reports of load that have arrived by ``now``."""
         while self._under_way and self._under_way[0][0] <= now:
             self._report = self._under_way.popleft()[1]
-        if self._held is not None:
-            self._held.receive(now)
 
     @property
     def waiting_requests(self) -> int:
@@ -111,11 +111,15 @@ class KnownEngine:
     def _load(self) -> Report:
         if self._report is None:
             raise PolicyError(f"{self._policy} reads the load that engines report: it needs needs_reports = True")
+        if self._staleness_s:
+            self.receive(self._clock())
         return self._report
 
     def cached_pages(self, request: Request) -> int:
         if self._held is None:
             raise PolicyError(f"{self._policy} calls cached_pages(): it needs needs_cached_pages = True")
+        if self._staleness_s:
+            self._held.receive(self._clock())
         return self._held.leading_pages(request.runs)
 
 
@@ -161,8 +165,6 @@ class Router:
 
     def send(self, request: Request, now: float) -> int:
         """Return the number of the engine that gets the request. At least one must be up. Raises PolicyError."""
-        for known in self._offered:
-            known.receive(now)
         chosen = engine_number(self._name, "choose()", self._choose(request, self._offered, now), self._up)
         self._up[chosen].sent(request)
         self.policy.on_sent(request, chosen, now)
