@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvsim.cluster.held_pages import HeldPages
+from kvsim.cluster.held_pages import HeldPages, Holders
 from kvsim.core.answers import PolicyError
 from kvsim.core.answers import engine as engine_number
 from kvsim.core.pool import UNLIMITED
@@ -72,9 +72,9 @@ class KnownEngine:
         self._outstanding_requests += count
         self._outstanding_tokens += count * request.prompt_tokens
 
-    def watch(self, tier: Tier) -> None:
-        """Let the engine report every page that its GPU tier, still empty, stores or drops from now on."""
-        self._held = HeldPages(self._staleness_s, self._clock)
+    def watch(self, tier: Tier, holders: Holders | None = None) -> None:
+        """Let the engine report every page that its GPU tier, still empty, stores or drops from now on, also to ``holders``."""
+        self._held = HeldPages(self._staleness_s, self._clock, holders, self._engine)
         tier.watches.append(self._held)
 
     def report(self, waiting_requests: int, running_requests: int, used_pages: int) -> None:
@@ -128,17 +128,19 @@ def name_of(policy: object) -> str:
     return f"the routing policy {type(policy).__name__}"
 
 
-def known_engines(policy: "RoutingPolicy", gpus: Mapping[int, Tier], clock: Callable[[], float]) -> list[KnownEngine]:
+def known_engines(
+    policy: "RoutingPolicy", gpus: Mapping[int, Tier], clock: Callable[[], float], holders: Holders | None = None
+) -> list[KnownEngine]:
     """Return what is known of each engine before a run, by number, with the reports that the policy needs.
 
-    ``gpus`` are their GPU tiers, still empty; ``clock`` returns the time in seconds.
+    ``gpus`` are their GPU tiers, still empty; ``clock`` returns the time in seconds. Pages are also reported to ``holders``.
     """
     engines = []
     for number, gpu in sorted(gpus.items()):
         capacity = gpu.pool.capacity
         known = KnownEngine(number, None if capacity == UNLIMITED else capacity, policy.staleness_s, clock, name_of(policy))
         if policy.needs_cached_pages:
-            known.watch(gpu)
+            known.watch(gpu, holders)
         if policy.needs_reports:
             known.expect_reports()
         engines.append(known)
