@@ -1,5 +1,6 @@
 """kvsim's own schedule, and vLLM's: continuous batching with chunked prefill; prompts and answers share each step."""
 
+from math import isnan
 from typing import Any, cast
 
 from kvsim.core.lease import Lease
@@ -67,6 +68,10 @@ class ContinuousBatching(Schedule):
         job.phase, job.loads, job.ready_loads = DECODING, [], 0
         self.running.joining.append(job)
         self._wake()
+
+    @property
+    def awaits_transfers(self) -> bool:
+        return len(self.queue) > 0 or not isnan(self.running.claims_since_s)
 
     def transfer_ended(self, transfer: Transfer) -> bool:
         return self.running.serve_claims() or transfer.target is self.gpu or bool(self.queue) and self._may_wait_for(transfer)

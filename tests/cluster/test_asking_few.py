@@ -1,4 +1,7 @@
-"""Routers that ask few engines choose as if they asked all. KVSIM_ENGINE_RUNS=5000 makes as many runs."""
+"""What concerns few engines costs little, however many there are. Routers that ask few choose as if they asked all.
+
+KVSIM_ENGINE_RUNS=5000 makes as many runs.
+"""
 
 from dataclasses import replace
 
@@ -9,8 +12,10 @@ from hypothesis import strategies as st
 from kvsim.core.request import Request
 from kvsim.policies.routing.base import EngineStatus
 from kvsim.policies.routing.kv_aware import KVAware
+from tests.cluster.small_cluster import Sent, small_cluster
 from tests.engine.configurations import Case, cases
 from tests.engine.drawn import RUNS, SETTINGS
+from tests.engine.small import ask
 from tests.engine.test_configurations_random import refusals, served
 
 ASKED = {"all": 0, "few": 0}
@@ -57,3 +62,11 @@ def test_kv_aware_asks_only_engines_that_may_have_some_of_a_prompt(
         assert getattr(asked, name).tobytes() == getattr(few, name).tobytes(), name
     assert asked.hit_pages.tobytes() == few.hit_pages.tobytes()
     event(f"fewer asked: {ASKED['few'] < ASKED['all']}, apart: {plan.layout.prefill_engines > 0}")
+
+
+def test_engines_without_requests_are_not_told_of_transfers() -> None:
+    """All three are above the same CPU memory; pages of requests on the first are written down and loaded again."""
+    cluster = small_cluster(gpu=6, cpu=12, hosts=(0, 0, 0), routing=Sent(0))
+    outcome = cluster.serve(ask("abcd"), ask("wxyz", 30), ask("abcd", 60))
+    assert outcome.hit_pages.sum() == 4
+    assert set(cluster.engines[0].mover.awaiting) <= {0}
