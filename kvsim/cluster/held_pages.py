@@ -1,12 +1,40 @@
 """Which pages an engine holds, as a router learns it from the engine's reports of pages stored and dropped."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
+from kvsim.core.request import Request
 from kvsim.core.tier import Tier
 from kvsim.core.watch import Watch
 from kvsim.pages.extent_counts import PageCounts
 from kvsim.pages.extents import Extent
+
+
+class Holders:
+    """Which engines may hold the first page of a prompt, for the prompts that a router has been asked about.
+
+    A piece of a path that begins with that page is the first of its path, so whoever holds the page reports such a piece.
+    """
+
+    def __init__(self) -> None:
+        self._engines: dict[int, dict[int, None]] = {}
+        """By first page. An engine stores no page of a prompt that its router has not been asked about."""
+
+    def of(self, request: Request) -> Collection[int]:
+        """Return the numbers of the engines that hold the first page of a prompt, and of some that no longer do or will soon."""
+        return self._engines.setdefault(request.runs[0][0], {}) if request.runs else ()
+
+    def stored(self, engine: int, start: int) -> None:
+        """An engine has stored a piece that begins with this page."""
+        engines = self._engines.get(start)
+        if engines is not None:
+            engines[engine] = None
+
+    def dropped(self, engine: int, start: int) -> None:
+        """An engine does not hold this page any more."""
+        engines = self._engines.get(start)
+        if engines is not None:
+            engines.pop(engine, None)
 
 
 class HeldPages(Watch):
@@ -16,8 +44,16 @@ class HeldPages(Watch):
     held at one moment.
     """
 
-    def __init__(self, staleness_s: float = 0.0, clock: Callable[[], float] = lambda: 0.0) -> None:
-        """``clock`` returns the time in seconds; it is not read if ``staleness_s`` is 0."""
+    def __init__(
+        self,
+        staleness_s: float = 0.0,
+        clock: Callable[[], float] = lambda: 0.0,
+        holders: Holders | None = None,
+        engine: int = 0,
+    ) -> None:
+        """``clock`` returns the time in seconds; it is not read if ``staleness_s`` is 0. ``holders`` hear of the ``engine``."""
+        self._holders = holders
+        self._engine = engine
         self._staleness_s = staleness_s
         self._clock = clock
         self._held = PageCounts()
@@ -34,26 +70,40 @@ class HeldPages(Watch):
         return [(start, pages) for start, pages, _ in self._held.counted()]
 
     def stored(self, tier: Tier, extents: tuple[Extent, ...]) -> None:
+        if self._holders is not None:
+            self._holders.stored(self._engine, extents[0][0])
         if self._staleness_s:
-            self._under_way.append((self._clock() + self._staleness_s, True, extents))
+            self._expect(True, extents)
         else:
-            self._held.add(extents)
+            self._take(True, extents)
 
     def dropped(self, tier: Tier, extents: tuple[Extent, ...]) -> None:
         if self._staleness_s:
-            self._under_way.append((self._clock() + self._staleness_s, False, extents))
+            self._expect(False, extents)
         else:
-            self._held.remove(extents)
+            self._take(False, extents)
+
+    def _expect(self, is_stored: bool, extents: tuple[Extent, ...]) -> None:
+        """Send a report; those that have arrived by now are taken in, so that none is kept for longer than it is under way."""
+        now = self._clock()
+        self.receive(now)
+        self._under_way.append((now + self._staleness_s, is_stored, extents))
 
     def receive(self, now: float) -> None:
         """Take in the reports that have arrived by ``now``."""
         reports = self._under_way
         while reports and reports[0][0] <= now:
             _, is_stored, extents = reports.popleft()
-            if is_stored:
-                self._held.add(extents)
-            else:
-                self._held.remove(extents)
+            self._take(is_stored, extents)
+
+    def _take(self, is_stored: bool, extents: tuple[Extent, ...]) -> None:
+        """Take in a report that has arrived."""
+        if is_stored:
+            self._held.add(extents)
+        else:
+            self._held.remove(extents)
+            if self._holders is not None and not (self._under_way or self._held.leading(extents)):
+                self._holders.dropped(self._engine, extents[0][0])
 
     def leading_pages(self, extents: Iterable[Extent]) -> int:
         """Return how many pages of a path, from its first on, are known to be held, as of the last ``receive``."""

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvsim.cluster.held_pages import HeldPages
+from kvsim.cluster.held_pages import HeldPages, Holders
 from kvsim.core.answers import PolicyError
 from kvsim.core.answers import engine as engine_number
 from kvsim.core.pool import UNLIMITED
@@ -72,16 +72,18 @@ class KnownEngine:
         self._outstanding_requests += count
         self._outstanding_tokens += count * request.prompt_tokens
 
-    def watch(self, tier: Tier) -> None:
-        """Let the engine report every page that its GPU tier, still empty, stores or drops from now on."""
-        self._held = HeldPages(self._staleness_s, self._clock)
+    def watch(self, tier: Tier, holders: Holders | None = None) -> None:
+        """Let the engine report every page that its GPU tier, still empty, stores or drops from now on, also to ``holders``."""
+        self._held = HeldPages(self._staleness_s, self._clock, holders, self._engine)
         tier.watches.append(self._held)
 
     def report(self, waiting_requests: int, running_requests: int, used_pages: int) -> None:
         """Take the report of an engine's load that it sends now."""
         report = Report(waiting_requests, running_requests, used_pages)
         if self._staleness_s:
-            self._under_way.append((self._clock() + self._staleness_s, report))
+            now = self._clock()
+            self.receive(now)
+            self._under_way.append((now + self._staleness_s, report))
         else:
             self._report = report
 
@@ -90,11 +92,9 @@ class KnownEngine:
         self._report = Report()
 
     def receive(self, now: float) -> None:
-        """Take in the reports that have arrived by ``now``."""
+        """Take in the reports of load that have arrived by ``now``."""
         while self._under_way and self._under_way[0][0] <= now:
             self._report = self._under_way.popleft()[1]
-        if self._held is not None:
-            self._held.receive(now)
 
     @property
     def waiting_requests(self) -> int:
@@ -111,11 +111,15 @@ class KnownEngine:
     def _load(self) -> Report:
         if self._report is None:
             raise PolicyError(f"{self._policy} reads the load that engines report: it needs needs_reports = True")
+        if self._staleness_s:
+            self.receive(self._clock())
         return self._report
 
     def cached_pages(self, request: Request) -> int:
         if self._held is None:
             raise PolicyError(f"{self._policy} calls cached_pages(): it needs needs_cached_pages = True")
+        if self._staleness_s:
+            self._held.receive(self._clock())
         return self._held.leading_pages(request.runs)
 
 
@@ -124,17 +128,19 @@ def name_of(policy: object) -> str:
     return f"the routing policy {type(policy).__name__}"
 
 
-def known_engines(policy: "RoutingPolicy", gpus: Mapping[int, Tier], clock: Callable[[], float]) -> list[KnownEngine]:
+def known_engines(
+    policy: "RoutingPolicy", gpus: Mapping[int, Tier], clock: Callable[[], float], holders: Holders | None = None
+) -> list[KnownEngine]:
     """Return what is known of each engine before a run, by number, with the reports that the policy needs.
 
-    ``gpus`` are their GPU tiers, still empty; ``clock`` returns the time in seconds.
+    ``gpus`` are their GPU tiers, still empty; ``clock`` returns the time in seconds. Pages are also reported to ``holders``.
     """
     engines = []
     for number, gpu in sorted(gpus.items()):
         capacity = gpu.pool.capacity
         known = KnownEngine(number, None if capacity == UNLIMITED else capacity, policy.staleness_s, clock, name_of(policy))
         if policy.needs_cached_pages:
-            known.watch(gpu)
+            known.watch(gpu, holders)
         if policy.needs_reports:
             known.expect_reports()
         engines.append(known)
@@ -161,8 +167,6 @@ class Router:
 
     def send(self, request: Request, now: float) -> int:
         """Return the number of the engine that gets the request. At least one must be up. Raises PolicyError."""
-        for known in self._offered:
-            known.receive(now)
         chosen = engine_number(self._name, "choose()", self._choose(request, self._offered, now), self._up)
         self._up[chosen].sent(request)
         self.policy.on_sent(request, chosen, now)

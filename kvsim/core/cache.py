@@ -43,6 +43,7 @@ class Cache(ServedCache):
         self._caches_chunks = rules.cache_chunks
         self._is_single = len(tiers) == 1
         self._levels = 1 + max([tier.level for tier in tiers])
+        self.finds_by_pages = True
 
     # --- match and admit ---------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from kvsim.core.prompt_index import PromptIndex
 from kvsim.core.tier import Tier
 from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node, RadixTree
 from kvsim.pages.extents import last_pages
@@ -43,9 +44,17 @@ class Copies:
         """Number of times that everything was given up (``clear``)."""
         self.version = 0
         """Changes when a copy comes or goes and when a load begins or fails: until then, requests can reuse the same pages."""
+        self.prompts: PromptIndex | None = None
+        """Is told of each such change, if anyone wants to know whose prompts it concerns."""
         self.on_leave: Callable[[Node, Tier], None] | None = None
         """Called when pages (not recurrent states) leave a tier, after the tier's policy has been notified."""
         self._absent_elsewhere = len(tiers) - 1
+
+    def index_prompts(self) -> PromptIndex:
+        """Return the index that is told of changes, and begin to tell it if nobody has asked before."""
+        if self.prompts is None:
+            self.prompts = PromptIndex()
+        return self.prompts
 
     def is_last_copy(self, node: Node) -> bool:
         """Whether a node that some tier has is in no other tier."""
@@ -54,6 +63,8 @@ class Copies:
     def add_copy(self, node: Node, tier: Tier, state: int, slots: Any) -> None:
         """Add a copy in a tier that has none of the node."""
         self.version += 1
+        if self.prompts is not None:
+            self.prompts.changed(node.runs)
         index = tier.index
         node.state[index] = state
         node.slots[index] = slots
@@ -79,6 +90,8 @@ class Copies:
     def set_ready(self, node: Node, tier: Tier, now: float) -> None:
         """Make a copy usable, and evictable unless it is pinned."""
         self.version += 1
+        if self.prompts is not None:
+            self.prompts.changed(node.runs)
         index = tier.index
         node.state[index] = READY
         tier.inserted_pages += node.pages
@@ -95,6 +108,8 @@ class Copies:
     def leave(self, node: Node, tier: Tier) -> None:
         """Mark an evictable copy as leaving: it will be written to the tier below, then freed."""
         node.state[tier.index] = LEAVING
+        if self.prompts is not None:
+            self.prompts.changed(node.runs)
         tier.evictable_pages -= node.pages
         tier.leaving_pages += node.pages
         if tier.wants_removals or tier.watches:
@@ -113,6 +128,8 @@ class Copies:
     def free(self, node: Node, tier: Tier) -> None:
         """Free the slots of a ready, unpinned copy; a node without any copy leaves the tree."""
         self.version += 1
+        if self.prompts is not None:
+            self.prompts.changed(node.runs)
         index, state = tier.index, node.state
         state[index] = ABSENT
         tier.evictable_pages -= node.pages
@@ -130,6 +147,8 @@ class Copies:
     def trim(self, node: Node, tier: Tier, pages: int) -> None:
         """Free the last ``pages`` pages of a victim that is in this tier only; its other pages stay evictable."""
         self.version += 1
+        if self.prompts is not None:
+            self.prompts.changed(last_pages(node.runs, pages))
         if tier.wants_shortenings:
             tier.eviction.on_shorten(node, pages)
         for watch in tier.watches:
@@ -145,6 +164,8 @@ class Copies:
     def drop_copy(self, node: Node, tier: Tier) -> None:
         """Free a copy in any state; a node without any copy leaves the tree with everything below it."""
         self.version += 1
+        if self.prompts is not None:
+            self.prompts.changed(node.runs)
         index = tier.index
         state, slots = node.state[index], node.slots[index]
         if state == READY and not node.pins[index]:
@@ -214,6 +235,8 @@ class Copies:
         Copies in use become doomed and are freed with their last pin or transfer.
         """
         self.epoch += 1
+        if self.prompts is not None:
+            self.prompts.all_changed()
         old, self.tree = self.tree, RadixTree(len(self.tree.no_notes))
         for node in [*old.root.descendants(), *(below for top in outside for below in (top, *top.descendants()))]:
             self._give_up(node)
@@ -233,6 +256,8 @@ class Copies:
 
     def _doom(self, node: Node, tier: Tier) -> None:
         self.version += 1
+        if self.prompts is not None:
+            self.prompts.changed(node.runs)
         index = tier.index
         if node.state[index] == READY:
             tier.evicted_pages += node.pages

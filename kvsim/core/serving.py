@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 from kvsim.core.at_rest import check_at_rest, check_places
 from kvsim.core.copies import Counts
 from kvsim.core.lease import FIRST, LOST, Lease
+from kvsim.core.prompt_index import PromptIndex
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
 from kvsim.core.subclassing import mypyc_attr, trait
@@ -168,6 +169,8 @@ class ServedCache(Reported):
     takes_pages_late: bool = False
     """Whether the pages of a leap are taken after it, when it is known how many steps it had. Requires that making room for
     them starts no transfers."""
+    finds_by_pages: bool = False
+    """Whether what ``match`` finds with LOOK depends on nothing but pages of the request (``looked_up``)."""
     pauses_after_retraction: bool = True
     """Whether, after a retraction, no request is admitted until one has finished; otherwise, none is in the same step."""
 
@@ -201,6 +204,17 @@ class ServedCache(Reported):
                 watch.admitted(lease, pages, load_pages)
             else:
                 watch.refused(lease)
+
+    def index_prompts(self) -> PromptIndex | None:
+        """Return an index that is told, from now on, of all that changes what ``match`` finds with LOOK.
+
+        None if only ``version`` tells of changes.
+        """
+        return self.residency.index_prompts() if self.finds_by_pages else None
+
+    def looked_up(self, request: Request) -> tuple[Extent, ...]:
+        """Return the pages that determine what ``match`` finds of a request with LOOK: by default those of its prompt."""
+        return request.runs
 
     def arrives(self, request: Request, now: float) -> None:
         """Take note that a request begins to wait; it is matched when its turn comes.

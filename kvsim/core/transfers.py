@@ -94,6 +94,8 @@ class Transfers:
         """
         residency = self.residency
         residency.version += 1
+        if residency.prompts is not None:
+            residency.prompts.changed(node.runs)
         transfer.nodes.remove(node)
         node.transfers = tuple([other for other in node.transfers if other is not transfer])
         target, source = transfer.target, transfer.source

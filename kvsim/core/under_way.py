@@ -54,8 +54,11 @@ class UnderWay:
 
     def start(self, transfer: Transfer) -> Transfer:
         """Register an upward transfer of nodes on one path; their incoming copies in the target must exist."""
-        self.residency.version += 1
+        residency = self.residency
+        residency.version += 1
         for node in transfer.nodes:
+            if residency.prompts is not None:
+                residency.prompts.changed(node.runs)
             node.transfers += (transfer,)
         last = transfer.nodes[-1]
         self.keep(transfer, last, transfer.target)

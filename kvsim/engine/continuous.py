@@ -1,6 +1,7 @@
 """kvsim's own schedule, and vLLM's: continuous batching with chunked prefill; prompts and answers share each step."""
 
 from collections import deque
+from math import isnan
 from typing import Any, cast
 
 from kvsim.core.lease import Lease
@@ -10,7 +11,7 @@ from kvsim.engine.decoding import Decoding
 from kvsim.engine.frontend import Frontend
 from kvsim.engine.job import DECODING, LOST, PREFILLING, Job
 from kvsim.engine.loading import Loading
-from kvsim.engine.queue import WaitingQueue
+from kvsim.engine.queues import queue_for
 from kvsim.engine.running import RunningRequests
 from kvsim.engine.schedule import PLAN_AGAIN, Parts, Schedule, Step
 from kvsim.engine.substrate import Work
@@ -38,7 +39,7 @@ class ContinuousBatching(Schedule):
         self.prefetching = parts.prefetching
         self.max_batch_tokens = parts.max_batch_tokens
         self.max_running_requests = parts.max_running_requests
-        queue = WaitingQueue(parts.scheduling, parts.cache, parts.gpu)
+        queue = queue_for(parts.scheduling, parts.cache, parts.gpu)
         self.queue = queue
         self.waiting = WaitingRequests(parts.cache, parts.gpu, parts.mover, parts.prefetching, queue, parts.wake)
         loading = Loading(parts.cache, parts.mover, parts.prefetching, engine=parts.number, is_layerwise=parts.is_layerwise)
@@ -82,6 +83,10 @@ class ContinuousBatching(Schedule):
         job.phase, job.loads, job.ready_loads = DECODING, [], 0
         self.running.joining.append(job)
         self._wake()
+
+    @property
+    def awaits_transfers(self) -> bool:
+        return len(self.queue) > 0 or not isnan(self.running.claims_since_s)
 
     def transfer_ended(self, transfer: Transfer) -> bool:
         return self.running.serve_claims() or transfer.target is self.gpu or bool(self.queue) and self._may_wait_for(transfer)

@@ -13,11 +13,10 @@ from kvsim.core.serving import ServedCache
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
-from kvsim.core.watch import Watch
 from kvsim.engine.continuous import ContinuousBatching
 from kvsim.engine.frontend import Frontend
 from kvsim.engine.job import ENDED, Job
-from kvsim.engine.mover import Mover
+from kvsim.engine.mover import Carried, Mover
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.running import RunningRequests
 from kvsim.engine.schedule import PLAN_AGAIN, Parts, Schedule, Step
@@ -54,7 +53,7 @@ class EngineSettings:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Engine(Watch):
+class Engine(Carried):
     """One engine: makes time pass for the steps that its schedule forms.
 
     By default, the schedule is kvsim's own. That of a real engine comes from its rules.
@@ -91,7 +90,7 @@ class Engine(Watch):
         self.prefetching = prefetching
         self.settings = settings
         self.mover = mover or Mover(substrate, cache)
-        self.mover.watches.append(self)
+        self.mover.add(self.gpu.owner, self)
         parts = Parts(
             cache=cache,
             gpu=self.gpu,
@@ -188,6 +187,10 @@ class Engine(Watch):
     def woken(self) -> Event:
         """Return the event that happens when the engine is next made to plan again."""
         return self._wakeup
+
+    @property
+    def awaits_transfers(self) -> bool:
+        return self.schedule.awaits_transfers
 
     def ended(self, transfer: Transfer) -> None:
         """Go on if slots may have become free, or pages may have arrived."""

@@ -8,11 +8,22 @@ from typing import Any
 from simpy import Event
 
 from kvsim.core.serving import Lower, ServedCache
+from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import GPU
 from kvsim.core.transfer import Transfer
 from kvsim.core.watch import Watch
 from kvsim.engine.outcome import Disagreement
 from kvsim.engine.substrate import Substrate
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Carried(Watch):
+    """An engine for which transfers are carried. It is told of the end of those to its GPU; while it awaits others, of all."""
+
+    @property
+    def awaits_transfers(self) -> bool:
+        """Whether the end of any transfer may concern it."""
+        return True
 
 
 class Mover:
@@ -27,8 +38,13 @@ class Mover:
         self.substrate = substrate
         self.lower: Lower | None = cache.lower
         """What lies below the GPUs; there are no transfers if nothing does."""
+        self._engines: dict[int, Carried] = {}
+        """Those above the tiers of the cache, by the owner of their GPU tier. They are told like ``watches``, before them."""
+        self._alone: Carried | None = None
+        """The only one."""
+        self.awaiting: dict[int, None] = {}
+        """Owners of the engines that may await transfers."""
         self.watches: list[Watch] = []
-        """Are told that a transfer has ended once what follows from it is under way, and also when it waits in line again."""
         self.lost_to_disagreement = Disagreement()
         self._lines: list[deque[Transfer]] = [deque() for _ in cache.tiers]
         self._last_copy_s: dict[int, float] = {}
@@ -130,6 +146,26 @@ class Mover:
             self._move_up(transfer.source.index)
         self._tell(transfer)
 
+    def add(self, owner: int, engine: Carried) -> None:
+        """Carry transfers for the engine above a GPU tier of this owner."""
+        self._alone = None if self._engines else engine
+        self._engines[owner] = engine
+        self.awaiting[owner] = None
+
     def _tell(self, transfer: Transfer) -> None:
+        if self._alone is not None:
+            self._alone.ended(transfer)
+        else:
+            self._tell_concerned(transfer)
         for watch in self.watches:
             watch.ended(transfer)
+
+    def _tell_concerned(self, transfer: Transfer) -> None:
+        """Tell those of several engines whom the end of a transfer may concern."""
+        awaiting = self.awaiting
+        concerned = awaiting if transfer.target.level != GPU else {**awaiting, transfer.target.owner: None}
+        for owner in sorted(concerned):
+            engine = self._engines[owner]
+            engine.ended(transfer)
+            if not engine.awaits_transfers:
+                awaiting.pop(owner, None)

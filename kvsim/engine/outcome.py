@@ -179,7 +179,7 @@ class Outcome:
     @property
     def is_disaggregated(self) -> bool:
         """Whether some engines compute prompts and others decode."""
-        return any(use.role == "decode" for use in self.engines)
+        return bool(self.engines) and self.engines[-1].role == "decode"
 
 
 def tier_names(tiers: Iterable[Tier]) -> tuple[str, ...]:

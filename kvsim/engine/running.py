@@ -108,6 +108,7 @@ class RunningRequests:
             self.mover.submit(lease.waits)
         if lease.reserved_pages:
             self.claims.add(job, lease)
+            self.mover.awaiting[self.gpu.owner] = None
             if isnan(self.claims_since_s):
                 self.claims_since_s = self.env.now
             self.serve_claims()

@@ -128,6 +128,11 @@ class Schedule(metaclass=ABCMeta):
     def ended(self, step: Step, steps: int) -> None:
         """Record what a step has done; ``steps`` is the number of decode steps in it, 0 if no request decoded."""
 
+    @property
+    def awaits_transfers(self) -> bool:
+        """Whether ``transfer_ended`` may do something for a transfer that is not to the engine's own GPU; by default always."""
+        return True
+
     @abstractmethod
     def transfer_ended(self, transfer: Transfer) -> bool:
         """Go on with requests that waited for a transfer. Returns whether to plan again."""

@@ -83,6 +83,7 @@ class WaitingRequests:
         """Queue a request that waits again after a retraction, or for the first time."""
         job.times.queued_at_s = self.env.now
         self.queue.push(job)
+        self.mover.awaiting[self.gpu.owner] = None
         self.most_queued = max(self.most_queued, len(self.queue))
 
     def leave_queue(self, job: Job) -> None:

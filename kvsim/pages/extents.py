@@ -130,3 +130,12 @@ def pages_named(names: Iterable[Extent], share: int) -> tuple[Extent, ...]:
     if share == 1:
         return tuple(names)
     return tuple([((start + at) % CLASS * share + start // CLASS, 1) for start, pages in names for at in range(pages)])
+
+
+def page_at(extents: tuple[Extent, ...], depth: int) -> int | None:
+    """Return the page that ``depth`` pages come before; None if the extents have no more than that."""
+    for start, pages in extents:
+        if depth < pages:
+            return start + depth
+        depth -= pages
+    return None

@@ -33,9 +33,11 @@ class Share:
     outcome: Outcome
     use: EngineUse
     own: np.ndarray
-    """Whether each request counts and had its prompt computed there."""
+    """Indices of the requests that count and had their prompts computed there, ascending."""
     decoded: np.ndarray
-    """Whether each request counts and had its answer decoded there."""
+    """Indices of those that count and had their answers decoded there."""
+    lanes: list[LinkUse]
+    """What the links of its GPU have carried."""
     prompts: np.ndarray
     hits: np.ndarray
     """Prompt and hit tokens of each request."""
@@ -56,13 +58,13 @@ ENGINE: list[Field] = [
         name="role", kind=Literal["both", "prefill", "decode"], of=_of_use("role"), meaning="`both`, `prefill` or `decode`"
     ),
     Field(
-        name="requests", kind=Count, of=lambda share: int(np.count_nonzero(share.own)),
+        name="requests", kind=Count, of=lambda share: len(share.own),
         meaning="requests that it admitted to compute their prompts, and that were served; after a failure, those whose hits "
         "were counted here",
     ),
     Field(
         name="decoded", kind=Count, presence=OPTIONAL,
-        of=lambda share: int(np.count_nonzero(share.decoded)) if share.outcome.is_disaggregated else None,
+        of=lambda share: len(share.decoded) if share.outcome.is_disaggregated else None,
         meaning="requests whose answers it completed; only where prefill and decode are apart",
     ),
     Field(
@@ -102,7 +104,7 @@ ENGINE: list[Field] = [
         meaning="of the answers that it completed, likewise",
     ),
     Field(
-        name="links", kind=by(str, LINK), of=lambda share: _links(share.outcome, share.use),
+        name="links", kind=by(str, LINK), of=lambda share: _links(share),
         meaning="the links of its GPU, as above; `gpu-gpu` counts for the engine at either end",
     ),
 ]  # fmt: skip
@@ -118,10 +120,23 @@ def engine_records(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, serv
     if not outcome.engines:
         return None
     records = []
+    count = 1 + max(use.engine for use in outcome.engines)
+    owned, decoded, lanes = by_number(outcome.engine, served, count), by_number(outcome.decoder, served, count), _lanes(outcome)
     for use in outcome.engines:
-        own, decoded = served & (outcome.engine == use.engine), served & (outcome.decoder == use.engine)
-        records.append(record_of(ENGINE, Share(outcome=outcome, use=use, own=own, decoded=decoded, prompts=prompts, hits=hits)))
+        share = Share(
+            outcome=outcome, use=use, own=owned[use.engine], decoded=decoded[use.engine], lanes=lanes.get(use.engine, []),
+            prompts=prompts, hits=hits,
+        )  # fmt: skip
+        records.append(record_of(ENGINE, share))
     return records
+
+
+def by_number(numbers: np.ndarray, counts: np.ndarray, count: int) -> list[np.ndarray]:
+    """Return the indices of the requests that ``counts`` says count, ascending, for each number from 0 to ``count`` - 1."""
+    order = np.argsort(numbers, kind="stable")
+    order = order[counts[order]]
+    bounds = np.searchsorted(numbers[order], np.arange(count + 1))
+    return [order[bounds[number] : bounds[number + 1]] for number in range(count)]
 
 
 def imbalance(
@@ -140,10 +155,11 @@ def imbalance(
     for role in dict.fromkeys([use.role for use in outcome.engines]):
         pool = [use for use in outcome.engines if use.role == role]
         at, tokens = (outcome.decoder, answers) if role == "decode" else (outcome.engine, computed)
+        shares = by_number(at, served, 1 + max(use.engine for use in pool))
         found[role] = {
             "busy": _over_mean([use.busy_s for use in pool]),
             "output_tokens" if role == "decode" else "computed_tokens": _over_mean(
-                [float(tokens[served & (at == use.engine)].sum()) for use in pool]
+                [float(tokens[shares[use.engine]].sum()) for use in pool]
             ),
         }
     return found
@@ -155,13 +171,22 @@ def _down_s(outcome: Outcome, engine: int) -> float:
     return sum([max(0.0, min(end_s, outcome.simulated_s) - start_s) for start_s, end_s in outages], 0.0)
 
 
-def _links(outcome: Outcome, use: EngineUse) -> dict[str, dict[str, Any]]:
-    """Return the traffic on the links of an engine's GPU. A link between GPUs counts for the engine at either end."""
-    own: dict[str, list[LinkUse]] = {}
+def _lanes(outcome: Outcome) -> dict[int, list[LinkUse]]:
+    """Return what the links of each engine's GPU have carried. A link between GPUs counts for the engine at either end."""
+    lanes: dict[int, list[LinkUse]] = {}
     for lane in outcome.link_lanes:
-        if lane.is_of_engine and use.engine in (lane.owner, lane.receiver):
-            own.setdefault(lane.name, []).append(lane)
-    return {name: link_record(lanes, outcome.simulated_s) for name, lanes in own.items()}
+        if lane.is_of_engine:
+            for engine in dict.fromkeys((lane.owner, lane.receiver)):
+                lanes.setdefault(engine, []).append(lane)
+    return lanes
+
+
+def _links(share: Share) -> dict[str, dict[str, Any]]:
+    """Return the traffic on the links of an engine's GPU, by their names."""
+    own: dict[str, list[LinkUse]] = {}
+    for lane in share.lanes:
+        own.setdefault(lane.name, []).append(lane)
+    return {name: link_record(lanes, share.outcome.simulated_s) for name, lanes in own.items()}
 
 
 def _over_mean(values: list[float]) -> float | None:

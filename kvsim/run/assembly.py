@@ -7,6 +7,7 @@ import numpy as np
 
 from kvsim.cluster.cluster import Cluster
 from kvsim.cluster.hand_over import HandOver
+from kvsim.cluster.held_pages import Holders
 from kvsim.cluster.router import Router, known_engines
 from kvsim.core.answers import refused
 from kvsim.core.cache import Cache
@@ -295,7 +296,8 @@ def build_cluster_of(
 def _router(plan: Plan, policy: RoutingPolicy, gpus: Mapping[int, Tier], substrate: Substrate, place: int) -> Router:
     """Build the router before the engines that compute prompts (``place`` 0), or before those that only decode (1)."""
     env = substrate.env
-    known = known_engines(policy, gpus, lambda: float(env.now))
+    holders = Holders()
+    known = known_engines(policy, gpus, lambda: float(env.now), holders)
     numbers = [engine.engine for engine in known]
     capacities = [engine.capacity_pages for engine in known]
     rng = np.random.default_rng([plan.seed, len(ALWAYS) + place])
@@ -307,6 +309,7 @@ def _router(plan: Plan, policy: RoutingPolicy, gpus: Mapping[int, Tier], substra
             page_tokens=plan.page_tokens,
             prefills=plan.layout.role(numbers[0]) != "decode",
             decodes=plan.layout.role(numbers[0]) != "prefill",
+            holders=holders.of,
             rng=rng,
         )
     )

@@ -10,6 +10,7 @@ from kvsim.core.cache import Cache
 from kvsim.core.check import Held, check
 from kvsim.core.lease import FINISHED, FIRST, LOOK, LOST, Lease
 from kvsim.core.loading import LowerTiers
+from kvsim.core.prompt_index import PromptIndex
 from kvsim.core.questions import Checkpoints
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
@@ -21,7 +22,7 @@ from kvsim.core.tree import ABSENT, LEAVING, READY, Node
 from kvsim.pages.extents import Extent, join_extents, split_extents
 from kvsim.states.lower import HybridLower
 from kvsim.states.starts import Starts, states_of
-from kvsim.states.store import DetachedStates, Place, StateStore, places_after
+from kvsim.states.store import DetachedStates, Place, StatefulPrompts, StateStore, places_after
 
 
 class HybridCache(ServedCache):
@@ -88,6 +89,14 @@ class HybridCache(ServedCache):
     @property
     def version(self) -> int:
         return self.residency.version + self.states.residency.version
+
+    def index_prompts(self) -> PromptIndex:
+        home = self.states.residency
+        if self.residency.prompts is None:
+            self.residency.prompts = home.prompts = StatefulPrompts()
+            if self.detached is not None:
+                self.detached.prompts = home.prompts
+        return self.residency.prompts
 
     def match(self, request: Request, gpu: Tier | None = None, why: int = FIRST, tokens: int = 0) -> Lease:
         """Find the longest prefix whose KV some tier has, cut back to the deepest usable state."""

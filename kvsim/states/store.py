@@ -13,6 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from sortedcontainers import SortedDict
 
 from kvsim.core.loading import LowerTiers
+from kvsim.core.prompt_index import PromptIndex
 from kvsim.core.residency import Residency
 from kvsim.core.tier import GPU, Edge, Tier
 from kvsim.core.transfer import Transfer
@@ -114,6 +115,14 @@ class StateIndex(Generic[T]):
         return [self._states[page] for start, pages in extents for page in self._states.irange(start, start + pages - 1)]
 
 
+class StatefulPrompts(PromptIndex):
+    """An index of prompts that is told of states, too."""
+
+    def changed(self, extents: tuple[Extent, ...]) -> None:
+        start = extents[0][0]
+        super().changed(extents if start >= 0 else ((page_before(start), 1),))
+
+
 class DetachedStates:
     """An LRU cache of states that stay when the KV of their prefix leaves the GPU.
 
@@ -124,6 +133,8 @@ class DetachedStates:
         if capacity is not None and capacity < 1:
             raise ValueError(f"capacity must be at least 1, not {capacity}")
         self.capacity = capacity
+        self.prompts: PromptIndex | None = None
+        """Is told of the pages whose states come and go, if anyone wants to know whose prompts they concern."""
         self.clear()
 
     def __len__(self) -> int:
@@ -140,6 +151,8 @@ class DetachedStates:
         """Add the state at a place as the most recent one; evict the oldest if the cache is full."""
         self._index.put(place, place.page)
         self.touch(place.page)
+        if self.prompts is not None:
+            self.prompts.changed(((place.page, 1),))
         if self.capacity is not None and len(self._recency) > self.capacity:
             self.pop_oldest()
 
@@ -147,6 +160,8 @@ class DetachedStates:
         """Drop the least recently used state; there must be one."""
         oldest, _ = self._recency.popitem(last=False)
         self._index.pop(oldest)
+        if self.prompts is not None:
+            self.prompts.changed(((oldest, 1),))
 
     def touch(self, page: int) -> None:
         """Make a state the most recent one."""
@@ -208,7 +223,7 @@ class StateStore:
     @staticmethod
     def page_of(node: Node) -> int:
         """Return the page after which a state was saved."""
-        return -1 - node.runs[0][0] // STRIDE
+        return page_before(node.runs[0][0])
 
     def count(self, state_bytes: int) -> CheckpointCounts:
         """Return the counts, with ``evicted`` and ``bytes`` brought up to date."""
@@ -367,3 +382,8 @@ class StateStore:
 
 STRIDE = 1 << 32
 """Distance between the starts of two states' extents; more slots than any state takes."""
+
+
+def page_before(start: int) -> int:
+    """Return the page after which the state was saved whose extent begins at ``start``, which is negative."""
+    return -1 - start // STRIDE

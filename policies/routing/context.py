@@ -1,9 +1,11 @@
 """What a routing policy may know of its run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+
+from kvsim.core.request import Request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,5 +21,8 @@ class RoutingContext:
     """Whether these engines compute prompts; otherwise they get them computed."""
     decodes: bool = True
     """Whether these engines generate answers; otherwise they pass their prompts on once they are computed."""
+    holders: Callable[[Request], Collection[int]] | None = None
+    """Returns the numbers of all engines that may have cached any page of a prompt, as they have reported; among them can be some
+    that have none. None if that is not known. Only for policies with ``needs_cached_pages``."""
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     """Seeded; the policy's only source of randomness."""

@@ -1,8 +1,9 @@
 """KV-aware routing, as NVIDIA Dynamo's router does it (``lib/kv-router/src/scheduling/selector.rs`` and ``sequences``)."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import exp
+from typing import Final
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from kvsim.numbers import SECONDS, Real, check_settings
 from kvsim.pages.extent_counts import PageCounts
 from kvsim.policies.routing.base import EngineStatus, RoutingPolicy
 from kvsim.policies.routing.context import RoutingContext
+
+NOBODY: Final[dict[int, int]] = {}
 
 
 class ActiveRequests:
@@ -66,11 +69,49 @@ class KVAware(RoutingPolicy):
         self._rng: np.random.Generator = context.rng
         self._active = {engine: ActiveRequests() for engine in context.engines}
         self._tokens_to_compute = 0
+        self._holders = context.holders if type(self).cost is KVAware.cost else None
+        """Who may have cached some of a prompt; without it, all engines are asked."""
+        self._numbers = {engine: at for at, engine in enumerate(context.engines)}
+        self._loads = np.zeros((3, len(context.engines)), np.int64)
+        """Of each engine, what ``ActiveRequests`` says: tokens to compute, different pages, all pages."""
+        self._senders: dict[int, dict[int, int]] = {}
+        """By first page of a prompt: how many requests with that page each engine has that have not ended."""
+        self._offered: Sequence[EngineStatus] = ()
+        self._places: dict[int, int] = {}
+        self._rows = np.zeros(0, np.int64)
+        """Where each of the engines that were offered last stands among them, and in ``_loads``."""
 
     def choose(self, request: Request, engines: Sequence[EngineStatus], now: float) -> int:
-        chosen = engines[self._draw([self.cost(request, status) for status in engines])]
+        holders = self._holders
+        costs = self._ask(request, engines) if holders is None else self._costs(request, engines, holders(request))
+        chosen = engines[self._draw(costs)]
         self._tokens_to_compute = self._tokens(request, chosen)
         return chosen.engine
+
+    def _ask(self, request: Request, engines: Sequence[EngineStatus]) -> np.ndarray:
+        """Return the cost of each engine."""
+        return np.array([self.cost(request, status) for status in engines])
+
+    def _costs(self, request: Request, engines: Sequence[EngineStatus], holders: Collection[int]) -> np.ndarray:
+        """Return the cost of each engine. Only those are asked that may have some of the prompt: the others have none."""
+        if engines is not self._offered:
+            self._offered = engines
+            self._places = {status.engine: at for at, status in enumerate(engines)}
+            self._rows = np.array([self._numbers[status.engine] for status in engines], np.int64)
+        loads = self._loads if len(engines) == len(self._numbers) else self._loads[:, self._rows]
+        if not self._prefills:
+            prompt_pages: np.ndarray = loads[2] + request.prompt_pages
+            return prompt_pages.astype(float)
+        tokens, pages = loads[0], loads[1]
+        costs: np.ndarray = self.overlap_score_weight * ((tokens + request.prompt_tokens) / self._page_tokens)
+        if self._decodes:
+            costs = costs + (pages + request.prompt_pages)
+        sent = self._senders.get(request.runs[0][0], NOBODY) if request.runs else NOBODY
+        for engine in {*holders, *sent}:
+            at = self._places.get(engine, -1)
+            if at >= 0:
+                costs[at] = self.cost(request, engines[at])
+        return costs
 
     def cost(self, request: Request, status: EngineStatus) -> float:
         """Return what the request would cost on an engine, in blocks: pages."""
@@ -87,14 +128,15 @@ class KVAware(RoutingPolicy):
         """Return how many tokens of the prompt the engine would have to compute."""
         return max(0, request.prompt_tokens - status.cached_pages(request) * self._page_tokens)
 
-    def _draw(self, costs: list[float]) -> int:
+    def _draw(self, costs: np.ndarray) -> int:
         """Return the position of the lowest cost or, at a temperature above 0, one drawn by softmax."""
-        lowest, highest = min(costs), max(costs)
-        if not self.router_temperature or lowest == highest:
-            best = [at for at, cost in enumerate(costs) if cost == lowest]
-            return best[0] if len(best) == 1 else best[int(self._rng.random() * len(best))]
+        lowest = float(costs.min())
+        highest = float(costs.max()) if self.router_temperature else lowest
+        if lowest == highest:
+            best = np.flatnonzero(costs == lowest)
+            return int(best[0] if len(best) == 1 else best[int(self._rng.random() * len(best))])
         scale = (highest - lowest) * self.router_temperature
-        weights = [exp((lowest - cost) / scale) for cost in costs]
+        weights = [exp((lowest - cost) / scale) for cost in costs.tolist()]
         left = self._rng.random() * sum(weights)
         for at, weight in enumerate(weights):
             left -= weight
@@ -108,12 +150,29 @@ class KVAware(RoutingPolicy):
         active.prompt_pages += request.prompt_pages
         active.prefill_tokens[request.index] = self._tokens_to_compute
         active.total_prefill_tokens += self._tokens_to_compute
+        self._note(request, engine, 1)
+
+    def _note(self, request: Request, engine: int, count: int) -> None:
+        """Note the load of an engine after a change, and with a ``count`` of 1 or -1 that a request has come or gone."""
+        active = self._active[engine]
+        loads, at = self._loads, self._numbers[engine]
+        loads[0, at], loads[1, at], loads[2, at] = active.total_prefill_tokens, active.pages.pages, active.prompt_pages
+        if count and request.runs:
+            first = request.runs[0][0]
+            senders = self._senders.setdefault(first, {})
+            senders[engine] = senders.get(engine, 0) + count
+            if not senders[engine]:
+                del senders[engine]
+                if not senders:
+                    del self._senders[first]
 
     def on_first_token(self, request: Request, engine: int, now: float) -> None:
         self._active[engine].finish_prefill(request)
+        self._note(request, engine, 0)
 
     def on_ended(self, request: Request, engine: int, now: float) -> None:
         active = self._active[engine]
         active.finish_prefill(request)
         active.pages.remove(request.runs)
         active.prompt_pages -= request.prompt_pages
+        self._note(request, engine, -1)

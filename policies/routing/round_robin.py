@@ -1,5 +1,6 @@
 """Round robin."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,10 +21,6 @@ class RoundRobin(RoutingPolicy):
         self._last = -1
 
     def choose(self, request: Request, engines: Sequence[EngineStatus], now: float) -> int:
-        chosen = engines[0].engine
-        for status in engines:
-            if status.engine > self._last:
-                chosen = status.engine
-                break
-        self._last = chosen
-        return chosen
+        at = bisect_right(engines, self._last, key=lambda status: status.engine)
+        self._last = engines[at if at < len(engines) else 0].engine
+        return self._last

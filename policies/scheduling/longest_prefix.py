@@ -1,9 +1,8 @@
 """Longest prefix match: SGLang's ``lpm`` (Zheng et al., SGLang, 2024; managers/schedule_policy.py)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvsim.core.queue_view import Round, Waiting
+from kvsim.core.queue_view import Waiting
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.policies.fields import keep_types
 from kvsim.policies.scheduling.base import PREFIX
@@ -25,9 +24,12 @@ class LongestPrefix(PrefixScheduling):
 
     fcfs_above: int | None = 128
 
-    def order(self, round: Round) -> Sequence[Waiting]:
-        late = self.duplicates(round)
-        return sorted(round.waiting, key=lambda one: 1 if one in late else -round.cached_tokens(one))
+    @property
+    def goes_by_entry(self) -> bool:
+        return False
+
+    def amount(self, waiting: Waiting, cached_tokens: int, is_duplicate: bool) -> int:
+        return 0 if is_duplicate else -cached_tokens
 
     def goes_by(self) -> str:
         return PREFIX

@@ -1,23 +1,24 @@
 """What policies that look at shared prefixes have in common: in-batch prefix caching, as in SGLang
 (managers/schedule_policy.py)."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvsim.core.queue_view import Round, Waiting
+from kvsim.core.queue_view import Waiting
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.numbers import Whole, check_settings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.fields import keep_types
-from kvsim.policies.scheduling.base import BoundedScheduling
-from kvsim.policies.scheduling.branches import Branch
+from kvsim.policies.scheduling.kept_order import KeptOrder, KeptScheduling
+from kvsim.policies.scheduling.prefix_order import PrefixOrder
 
 CHOICES = ("last", "equal")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
-class PrefixScheduling(BoundedScheduling):
+class PrefixScheduling(KeptScheduling):
     """Requests that share a prefix that is not computed yet: the first computes it, the others come last and may hit.
 
     They are tried in the same round as all others, after them; those that still wait after the step find the prefix.
@@ -47,20 +48,23 @@ class PrefixScheduling(BoundedScheduling):
     def without_effect(self) -> Sequence[str]:
         return ("check_up_to_tokens", "shared_tokens") if self.in_batch_duplicates == "equal" else ()
 
-    def duplicates(self, round: Round) -> set[Waiting]:
-        """Return the requests to try last, because another one computes what they share."""
-        found = set[Waiting]()
-        if self.in_batch_duplicates == "equal":
-            return found
-        prompts = Branch(0, 0)
-        for one in round.waiting:
-            if round.gpu_tokens(one) <= self.check_up_to_tokens:
-                extents = one.request.runs
-                if prompts.shared_pages(extents) * self._page_tokens >= self.shared_tokens:
-                    found.add(one)
-                else:
-                    prompts.add(extents)
-        return found
+    @property
+    @abstractmethod
+    def goes_by_entry(self) -> bool:
+        """Whether equals are tried in the order in which they began to wait, instead of that of the last round."""
+
+    @abstractmethod
+    def amount(self, waiting: Waiting, cached_tokens: int, is_duplicate: bool) -> int:
+        """Return what decides between requests that are both duplicates or both not: the least is tried first."""
+
+    def kept_order(self) -> KeptOrder:
+        finds_duplicates = self.in_batch_duplicates == "last"
+        return PrefixOrder(
+            self.amount,
+            goes_by_entry=self.goes_by_entry,
+            shared_pages=-(-self.shared_tokens // self._page_tokens) if finds_duplicates else None,
+            check_up_to_tokens=self.check_up_to_tokens,
+        )
 
 
 keep_types(PrefixScheduling, fcfs_above=int | None)

@@ -1,9 +1,8 @@
 """Shortest prefill first: SGLang's ``shortest-prefill-first`` (managers/schedule_policy.py)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvsim.core.queue_view import Round, Waiting
+from kvsim.core.queue_view import Waiting
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.policies.scheduling.prefixes import PrefixScheduling
 
@@ -21,8 +20,9 @@ class ShortestPrefill(PrefixScheduling):
     shortens the chunk of a long prefill under way for shorter requests that wait; here, chunks stay as they are.
     """
 
-    def order(self, round: Round) -> Sequence[Waiting]:
-        late = self.duplicates(round)
-        return sorted(
-            round.waiting, key=lambda one: (one in late, max(1, one.target_tokens - round.cached_tokens(one)), one.entry)
-        )
+    @property
+    def goes_by_entry(self) -> bool:
+        return True
+
+    def amount(self, waiting: Waiting, cached_tokens: int, is_duplicate: bool) -> int:
+        return max(1, waiting.target_tokens - cached_tokens)

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvsim.cluster.cluster import Cluster, Failure
 from kvsim.cluster.hand_over import HandOver
+from kvsim.cluster.held_pages import Holders
 from kvsim.cluster.router import Router, known_engines
 from kvsim.core.cache import Cache
 from kvsim.core.pool import Pool
@@ -230,11 +231,13 @@ def small_cluster(
 def router_for(policy: RoutingPolicy, engines: Sequence[SmallEngine], page_tokens: int) -> Router:
     """A router before some of the engines."""
     env = engines[0].env
-    known = known_engines(policy, {engine.number: engine.gpu for engine in engines}, lambda: float(env.now))
+    holders = Holders()
+    known = known_engines(policy, {engine.number: engine.gpu for engine in engines}, lambda: float(env.now), holders)
     context = RoutingContext(
         engines=[engine.number for engine in engines],
         capacities=[engine.gpu.pool.capacity for engine in engines],
         page_tokens=page_tokens,
+        holders=holders.of,
     )
     policy.bind(context)
     return Router(policy, known)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from kvsim.engine.job import Job
-from kvsim.engine.queue import WaitingQueue
+from kvsim.engine.queues import queue_for
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.scheduling.base import SchedulingPolicy
 from tests.core.small import small_cache
@@ -14,12 +14,16 @@ PAGE_TOKENS = 16
 class SmallQueue:
     """A queue in front of a cache that holds some prompts."""
 
-    def __init__(self, policy: SchedulingPolicy, *cached: str, gpu: int | None = None, cpu: int = 0) -> None:
+    def __init__(
+        self, policy: SchedulingPolicy, *cached: str, gpu: int | None = None, cpu: int = 0, has_index: bool = True
+    ) -> None:
+        """Without an index, the cache does not tell whose prompts have more or less of their pages in it."""
         self.cache = small_cache(gpu=gpu, cpu=cpu, page_tokens=PAGE_TOKENS, slots=False)
         for word in cached:
             self.cache.use(word)
+        self.cache.core.finds_by_pages = has_index
         policy.bind(PolicyContext(page_tokens=PAGE_TOKENS))
-        self.queue = WaitingQueue(policy, self.cache.core, self.cache.core.gpu)
+        self.queue = queue_for(policy, self.cache.core, self.cache.core.gpu)
         self.words: dict[tuple[int, int], str] = {}
 
     def wait(self, *words: str, at: float = 0.0, **about: Any) -> list[Job]:

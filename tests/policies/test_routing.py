@@ -143,6 +143,24 @@ def test_a_session_stays_on_its_engine() -> None:
     assert of_sessions(small, 100) == first
 
 
+def mixed(number: int) -> int:
+    """MurmurHash3's final mix of the last 32 bits."""
+    number &= 0xFFFFFFFF
+    number = (number ^ number >> 16) * 0x85EBCA6B & 0xFFFFFFFF
+    number = (number ^ number >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
+    return number ^ number >> 16
+
+
+def test_the_engine_of_a_session_has_the_highest_hash_of_both() -> None:
+    """Request 5 has no session: the complement of its number stands for one."""
+    small = router(SessionAffinity(), engines=7)
+    for up in (list(range(7)), [0, 1, 2, 4, 5, 6]):
+        expected = [max(up, key=lambda engine: mixed(mixed(session) ^ mixed(engine + 1))) for session in range(200)]
+        assert of_sessions(small, 200) == of_sessions(small, 200) == expected
+        assert small.send(prompt(index=5), 0.0) == max(up, key=lambda engine: mixed(mixed(~5) ^ mixed(engine + 1)))
+        small.down(3, 1.0) if 3 in up else None
+
+
 def test_sessions_are_spread_evenly() -> None:
     chosen = of_sessions(router(SessionAffinity(), engines=5), 5000)
     assert all(900 < chosen.count(engine) < 1100 for engine in range(5))

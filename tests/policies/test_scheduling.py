@@ -3,6 +3,7 @@
 Prompts are words, a page of 16 tokens for each letter.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,9 +12,10 @@ import hydra.utils
 import pytest
 from omegaconf import OmegaConf
 
-from kvsim.core.queue_view import Waiting
+from kvsim.core.queue_view import Round, Waiting
 from kvsim.policies.scheduling.base import SchedulingPolicy
 from kvsim.policies.scheduling.dfs_weight import DfsWeight
+from kvsim.policies.scheduling.kept_order import KeptScheduling
 from kvsim.policies.scheduling.longest_prefix import LongestPrefix
 from kvsim.policies.scheduling.priority import Priority
 from kvsim.policies.scheduling.shortest_prefill import ShortestPrefill
@@ -151,6 +153,17 @@ def test_an_order_stays_where_the_next_round_gives_no_other() -> None:
     assert small.order() == "z1 x1"
 
 
+def test_only_prompts_with_a_page_that_has_come_or_gone_are_looked_up_again() -> None:
+    """The GPU has 3 pages, so that xyz drives out abc; of q and q1 it has what it had. abq, which came before q, still does."""
+    small = small_queue(LongestPrefix(in_batch_duplicates="equal"), "abc", gpu=3)
+    jobs = small.wait("abq", "xq", "q", "ab", "q1")
+    small.queue.begin_round(0.0)
+    assert small.words[small.queue.first().place] == "abq"
+    small.cache.use("xyz")
+    assert [small.words[job.place] for job in jobs if not job.is_current] == ["abq", "xq", "ab"]
+    assert small.order() == "xq abq ab q q1"
+
+
 def test_duplicates_come_last() -> None:
     """abx and aby share 2 pages, 32 tokens, with abc, which nobody has computed; az shares only one."""
     small = small_queue(LongestPrefix())
@@ -195,13 +208,27 @@ def test_settings_out_of_range_are_refused(kind: Any, settings: dict[str, Any], 
 # --- at random ---------------------------------------------------------------------------------------------------------------
 
 
+def ordered_anew(policy: SchedulingPolicy) -> SchedulingPolicy:
+    """The same policy, whose order of all requests is asked in each round, as that of a user's policy."""
+
+    class Anew(type(policy)):  # type: ignore[misc]
+        def order(self, round: Round) -> Sequence[Waiting]:
+            answer: Sequence[Waiting] = super().order(round)
+            return answer
+
+    return Anew(**{name: getattr(policy, name) for name in getattr(policy, "__dataclass_fields__", ())})  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize("name", MODELLED)
 @pytest.mark.parametrize("seed", range(EXAMPLES // 4))
 def test_the_order_is_that_of_the_slow_model(name: str, seed: int) -> None:
     """Requests arrive, are admitted, computed and retracted over many rounds; every round has the order of the model."""
     random = Random(seed)
     bound = random.choice([None, 5.0]) if name in BOUNDED else None
-    small = small_queue(policy_of(name, **({} if bound is None else {"max_wait_s": bound})))
+    policy = policy_of(name, **({} if bound is None else {"max_wait_s": bound}))
+    if isinstance(policy, KeptScheduling) and random.random() < 0.3:
+        policy = ordered_anew(policy)
+    small = small_queue(policy, has_index=random.random() < 0.8)
     slow = SlowQueue(PAGE_TOKENS)
     models: dict[Waiting, SlowJob] = {}
     entries = 0

@@ -48,6 +48,7 @@ class SteppedSwaps(ServedCache):
         self.watches = self.swaps.watches
         self.persistent = PersistentPrompts(self.residency)
         self.takes_pages_late, self.pauses_after_retraction = self.swaps.memory is None, True
+        self.finds_by_pages = True
         self._is_single = len(tiers) == 1
         self._recomputes_last_token = recompute_last_token
         self._caches_output = cache_output
@@ -81,6 +82,9 @@ class SteppedSwaps(ServedCache):
             for watch in self.watches:
                 watch.matched(lease)
         return lease
+
+    def looked_up(self, request: Request) -> tuple[Extent, ...]:
+        return self._path(request, request.prompt_tokens)
 
     def _level_of(self, node: Node) -> int:
         """Return the level of the tier that a look-up finds a node in, after all swaps under way; -1: in none."""

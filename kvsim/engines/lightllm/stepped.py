@@ -12,7 +12,7 @@ from kvsim.core.serving import CLAIMED, NO_LOAD, Claim, Growth, Load, ServedCach
 from kvsim.core.tier import Edge, Tier
 from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.engines.lightllm.cache import LightLLMCache, RunningLease
-from kvsim.pages.extents import count_pages, split_extents
+from kvsim.pages.extents import Extent, count_pages, split_extents
 
 
 class SteppedRadix(ServedCache):
@@ -30,6 +30,7 @@ class SteppedRadix(ServedCache):
 
     def __init__(self, tiers: list[Tier], edges: list[Edge], rules: Rules, page_tokens: int) -> None:
         self.takes_pages_late, self.pauses_after_retraction = False, True
+        self.finds_by_pages = True
         self.nodes = LightLLMCache(tiers, edges, rules, page_tokens)
         self.residency = self.nodes.residency
         self.nodes.counts = self.residency.counts
@@ -66,6 +67,9 @@ class SteppedRadix(ServedCache):
             for watch in self.watches:
                 watch.matched(lease)
         return lease
+
+    def looked_up(self, request: Request) -> tuple[Extent, ...]:
+        return self.nodes.path_of(request)
 
     # --- admission and pages -------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from kvsim.engine.queue import JobQueue
 from kvsim.engine.schedule import Parts
 from kvsim.engines.sglang.node_copies import NodeCopies
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
-from kvsim.pages.extents import Extent, join_extents, split_extents
+from kvsim.pages.extents import Extent, join_extents, page_at, split_extents
 
 
 class NodesLease(Lease):
@@ -137,11 +137,7 @@ class SteppedNodes(ServedCache):
         left = -(-shared_tokens // self.page_tokens)
         if tokens < left * self.page_tokens:
             return None
-        for start, length in self._path(request):
-            if left <= length:
-                return start + left - 1
-            left -= length
-        return None
+        return page_at(self._path(request), left - 1)
 
     # --- admission and pages -------------------------------------------------------------------------------------------------
 

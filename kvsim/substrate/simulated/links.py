@@ -51,9 +51,8 @@ class Channel:
         self.latency_s = latency_s
         self.is_shared = is_shared
         self.use = LinkUse()
-        self.totals: list[Total] = []
-        self.others: list[Channel] = []
-        """Other channels that share a total with this one."""
+        self.totals: list[tuple[Total, int]] = []
+        """What it shares with other channels, and its place among those of each."""
         self._queue: deque[Flow] = deque()
         self._active: list[tuple[float, int, Flow]] = []
         self._served = 0.0
@@ -126,21 +125,28 @@ class Channel:
         self._targets += self._served + flow.bytes
         heappush(self._active, (self._served + flow.bytes, self._flows, flow))
         if was_idle:
+            for total, place in self.totals:
+                if place not in total.busy:  # otherwise, one flow follows another
+                    total.join(place, self)
             self._notify_others()
         self._set_timer()
 
     def _notify_others(self) -> None:
-        """Adjust the rates of channels that share a total, after this one has become busy or idle."""
-        for channel in self.others:
-            if channel._active and channel._rate != channel._current_rate():
-                channel._advance()
-                channel._set_timer()
+        """Adjust the rates of busy channels that share a total, after this one has become busy or idle."""
+        own = 1 if self._active else 0
+        for total, _ in self.totals:
+            if total.count > own:
+                for channel in total.busy.values():
+                    if channel is not self and channel._rate != channel._current_rate():
+                        channel._advance()
+                        channel._set_timer()
 
     def _current_rate(self) -> float:
         """Return the rate in bytes per second while the same channels are busy."""
         part = 1.0
-        for total in self.totals:
-            part = min(part, total.share())
+        for total, _ in self.totals:
+            if total.part < part:
+                part = total.part
         return self.bytes_per_s * part
 
     def _set_timer(self) -> None:
@@ -176,6 +182,8 @@ class Channel:
             self._set_timer()
         else:
             self._timers += 1
+            for total, place in self.totals:
+                total.leave(place)
             self._notify_others()
 
     def used(self) -> LinkUse:
@@ -194,19 +202,36 @@ class Total:
 
     def __init__(self, bytes_per_s: float, *channels: Channel) -> None:
         self.bytes_per_s = bytes_per_s
-        self.channels = channels
-        for channel in channels:
-            channel.totals.append(self)
-            channel.others += [other for other in channels if other is not channel and other not in channel.others]
+        self.busy: dict[int, Channel] = {}
+        """Those that are busy, by their places among the channels, in order."""
+        self.count = 0
+        """Their number."""
+        self.part = 1.0
+        """The fraction of its own rate that each busy channel gets now."""
+        for place, channel in enumerate(channels):
+            channel.totals.append((self, place))
 
-    def share(self) -> float:
-        """Return the fraction of its own rate that each busy channel gets now."""
-        busy, bytes_per_s = 0, 0.0
-        for channel in self.channels:
-            if channel._active:
-                busy += 1
-                bytes_per_s += channel.bytes_per_s
-        return min(1.0, self.bytes_per_s / bytes_per_s) if busy > 1 else 1.0
+    def join(self, place: int, channel: Channel) -> None:
+        """Take note that a channel has become busy."""
+        self.busy[place] = channel
+        self.count += 1
+        if self.count > 1:
+            self.busy = dict(sorted(self.busy.items()))
+            self._divide()
+
+    def leave(self, place: int) -> None:
+        """Take note that a channel has become idle."""
+        del self.busy[place]
+        self.count -= 1
+        if self.count:
+            self._divide()
+
+    def _divide(self) -> None:
+        """Divide the total among those that are busy."""
+        bytes_per_s = 0.0
+        for channel in self.busy.values():
+            bytes_per_s += channel.bytes_per_s
+        self.part = min(1.0, self.bytes_per_s / bytes_per_s) if self.count > 1 else 1.0
 
 
 def covered_s(intervals: np.ndarray) -> float:

@@ -1,5 +1,7 @@
 """The links of a cluster: a channel for each direction of each link, and the limits that several of them share."""
 
+from collections.abc import Sequence
+
 from simpy import Environment
 
 from kvsim.core.tier import DISK, GPU, Edge, Tier
@@ -96,8 +98,9 @@ class Wiring:
 
     def _limit_disks(self, layout: Layout, disk_total: float) -> None:
         """Limit all channels of each disk together, if both directions share a rate, and each direction over several engines."""
+        above = self._engines_by(layout.disks)
         for disk, own in self.disks.items():
-            users = [channels for channels, number in zip(self.engines, layout.disks, strict=True) if number == disk]
+            users = above[disk]
             reads = [own["disk-cpu"], *[channels["disk-gpu"] for channels in users]]
             writes = [own["cpu-disk"], *[channels["gpu-disk"] for channels in users]]
             if disk_total:
@@ -108,9 +111,15 @@ class Wiring:
 
     def _limit_hosts(self, layout: Layout, bytes_per_s: float | None) -> None:
         """Limit the host links of all engines of a host together, if the rate of its memory is given."""
-        for host in sorted(set(layout.hosts)) if bytes_per_s else ():
-            users = [channels for channels, number in zip(self.engines, layout.hosts, strict=True) if number == host]
+        for _, users in sorted(self._engines_by(layout.hosts).items()) if bytes_per_s else ():
             Total(bytes_per_s or 0.0, *[channels[name] for channels in users for name in ("cpu-gpu", "gpu-cpu")])
+
+    def _engines_by(self, numbers: Sequence[int]) -> dict[int, list[dict[str, Channel]]]:
+        """Return the channels of the engines by the number that is given for each, of its disk or host."""
+        groups: dict[int, list[dict[str, Channel]]] = {}
+        for channels, number in zip(self.engines, numbers, strict=True):
+            groups.setdefault(number, []).append(channels)
+        return groups
 
     def _pairs(self, layout: Layout, rate: Rate) -> dict[tuple[int, int], Channel]:
         """Create the channels between prefill and decode engines; each engine sends and receives at the given rate in all."""
