@@ -1,6 +1,6 @@
 """The score of a recorded stream of events, with what a client has recorded of the same requests or without it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -106,9 +106,9 @@ class _Recorder(Scorer):
         super().__init__(LivePageIndex(), 0.0)
         self.events: list[Happened] = []
 
-    def told(self, event: Happened) -> None:
+    def told(self, at_s: float, kind: str, tier: str, keys: Sequence[bytes | None]) -> None:
         if not self.is_paused:
-            self.events.append(event)
+            self.events += [Happened(at_s, kind, tier, key) for key in keys]
 
 
 def _told(batches: Iterable[EventBatch], page_tokens: int, keys: ChainKeys) -> tuple[list[Happened], list[LiveRequest]]:
@@ -132,14 +132,23 @@ def _predicted(plan: Plan, lives: Sequence[LiveRequest], moments: Moments | None
     prompts, own = Prompts(plan.page_tokens, 1), list[Happened]()
     requests = [prompts.request(live, number, live.arrival_s, (-1, 0)) for number, live in enumerate(lives)]
     if moments is None:
-        watch = Scorer(prompts.index, 0.0, own.append)
+        watch = _kept(prompts, own, lambda: watch.now_s)
         for first, last in _between_resets(lives):
             _play(plan, requests[first:last], watch)
     else:
         observed = open_observed(plan, requests)
-        _watch(observed, Scorer(prompts.index, 0.0, lambda event: own.append(event._replace(at_s=observed.now_s))))
+        _watch(observed, _kept(prompts, own, lambda: observed.now_s))
         observed.run_observed(requests, moments)
     return own
+
+
+def _kept(prompts: Prompts, own: list[Happened], now_s: Callable[[], float]) -> Scorer:
+    """Return a watch that appends what a cache does to ``own``."""
+
+    def take(kind: str, tier: str, keys: Sequence[bytes | None]) -> None:
+        own.extend([Happened(now_s(), kind, tier, key) for key in keys])
+
+    return Scorer(prompts.index, 0.0, take)
 
 
 def _between_resets(lives: Sequence[LiveRequest]) -> list[tuple[int, int]]:
