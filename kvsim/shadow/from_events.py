@@ -9,6 +9,8 @@ An event of stored blocks belongs to a request that has begun, or begins one:
                 ``IDLE_S`` later: a further chunk of its prompt, or a page of its answer. Once a request has had a single block
                 after its first event, it is at its answer, which grows by one block at a time: more blocks at once are another
                 request, that has hit all of this one (the next turn of its conversation)
+    again       the engine had dropped blocks that a request under way has stored, and stores them once more, up to what it had or
+                one block further: the request was preempted, and computes again what it has lost
     begins      any other event: the blocks that it follows are what the request has hit, and its own are new
 
 A request ends when nothing of it has been told for ``IDLE_S``. Requests are handed on in the order in which they began, once they
@@ -17,7 +19,8 @@ have ended, or ``HOLD_S`` after they began: what their answers grow after that i
 What no event tells: a request that stores nothing, because it hits all of its whole blocks, is seen only in a report. The partial
 block at the end of a prompt is not seen: a prompt is taken to have one token in it, so that all its whole blocks can be hit,
 unless its last whole block had to be computed again, which happens where there is no such token. A last chunk of one block
-counts as an answer. What a preempted request computes again counts as a request. Blocks of other media that an event of the GPU
+counts as an answer. A request that has ended and lost blocks within ``IDLE_S`` is not told from one that was preempted. Blocks of
+other media that an event of the GPU
 stores are taken as loaded from there.
 """
 
@@ -45,13 +48,15 @@ class OpenRequest:
 
     __slots__ = (
         "answer", "batch", "began_s", "cached", "events", "is_closed", "is_exact", "is_given", "last_s", "prompt", "session",
-        "tail",
+        "stored", "tail",
     )  # fmt: skip
 
     def __init__(self, cached: int | None, tail: Block, session: str | None, at_s: float, batch: int) -> None:
         self.prompt = tail.path()
         """Keys of its prompt's blocks so far."""
         self.answer: list[bytes] = []
+        self.stored: list[bytes] = []
+        """Keys of the blocks that it has stored, until nothing more is expected of it."""
         self.cached = cached
         """Blocks that it has hit; None if that is not certain."""
         self.tail = tail
@@ -77,6 +82,8 @@ class RequestsFromEvents:
         self._give = give
         self._by_tail: dict[Block, list[OpenRequest]] = {}
         """Those that may go on, by their last block, the latest last."""
+        self._by_stored: dict[bytes, OpenRequest] = {}
+        """Those that may go on, by the key of each block that they were the last to store."""
         self._open: deque[OpenRequest] = deque()
         """Those that were not handed on, in the order in which they began."""
         self._recent: deque[tuple[float, OpenRequest]] = deque()
@@ -121,9 +128,12 @@ class RequestsFromEvents:
                 if self._goes_on(request, event, at_s):
                     self._go_on(request, [block.key for block in told.blocks], told, at_s)
                     return
+        if self._is_again(event, told, at_s):
+            return
         is_certain = told.parent is not None or is_known
         request = self._begin(tail.depth - new + told.known_below if is_certain else None, event, told, at_s)
         request.events, request.is_exact = 1, told.known == new
+        self._has_stored(request, [block.key for block in told.blocks])
 
     def _is_repeated(self, event: BlockStored, told: Told, at_s: float) -> bool:
         """Whether a request has reported the same just before, and still waits for its turn."""
@@ -131,6 +141,26 @@ class RequestsFromEvents:
             if not request.events and request.session == event.session_id and at_s - request.last_s <= RETRY_S:
                 self._touch(request, at_s)
                 return True
+        return False
+
+    def _is_again(self, event: BlockStored, told: Told, at_s: float) -> bool:
+        """Whether a request that was preempted stores blocks again; then it goes on from the last one."""
+        if told.known == len(told.blocks):
+            return False
+        for beyond, block in enumerate(reversed(told.blocks[-2:])):
+            request = self._by_stored.get(block.key)
+            if request is None or beyond and block.key != request.tail.key:
+                continue
+            if request.batch == self._batch or request.session != event.session_id:
+                return False
+            if beyond:
+                self._go_on(request, [told.blocks[-1].key], told, at_s)
+            elif block.key == request.tail.key:
+                self._move(request, block)
+                self._touch(request, at_s)
+            else:
+                self._touch(request, at_s)
+            return True
         return False
 
     def _begin(self, cached: int | None, event: BlockStored, told: Told, at_s: float) -> OpenRequest:
@@ -166,10 +196,19 @@ class RequestsFromEvents:
             request.prompt += keys
             request.is_exact = told.known == len(keys)
         request.events += 1
-        self._leave(request)
-        request.tail = told.blocks[-1]
-        self._by_tail.setdefault(request.tail, []).append(request)
+        self._has_stored(request, keys)
+        self._move(request, told.blocks[-1])
         self._touch(request, at_s)
+
+    def _has_stored(self, request: OpenRequest, keys: list[bytes]) -> None:
+        request.stored += keys
+        self._by_stored.update(dict.fromkeys(keys, request))
+
+    def _move(self, request: OpenRequest, tail: Block) -> None:
+        """Let a request end with another block."""
+        self._leave(request)
+        request.tail = tail
+        self._by_tail.setdefault(tail, []).append(request)
 
     def _touch(self, request: OpenRequest, at_s: float) -> None:
         request.last_s, request.batch = at_s, self._batch
@@ -208,6 +247,10 @@ class RequestsFromEvents:
         if not request.is_closed:
             request.is_closed = True
             self._leave(request)
+            for key in request.stored:
+                if self._by_stored.get(key) is request:
+                    del self._by_stored[key]
+            request.stored = []
 
     def _hand_on_first(self) -> None:
         request, size = self._open.popleft(), self._page_tokens

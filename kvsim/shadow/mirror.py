@@ -71,7 +71,8 @@ class EngineTree:
         blocks, here = self._blocks.setdefault(group, {}), self.places.setdefault((group, tier), {})
         parent = self._parent(event.parent_block_hash, blocks)
         known = _leading(hashes, [here])
-        below = _leading(hashes[known:], [held for place, held in self.places.items() if place[0] == group and held is not here])
+        others = [held for place, held in self.places.items() if place[0] == group and held is not here]
+        below = _leading(hashes[known:], others) if others else 0
         told = Told(parent, [], known, below)
         adds_copies = tier == GPU and not (event.parent_block_hash is None and known == len(hashes))
         before, is_blind = parent, parent is None and not event.token_ids

@@ -15,7 +15,7 @@ from kvsim.replaying.replay import Replay
 from kvsim.results.observed import NOT_TOLD, ObservedRun
 from kvsim.run.assembly import build_tiers
 from kvsim.run.observed_order import open_observed
-from kvsim.run.play import open_replay, with_known_answers
+from kvsim.run.play import open_replay, simulate, with_known_answers
 from kvsim.shadow.answers import StoredPaths, with_answers
 from kvsim.shadow.engine import LiveEngine
 from kvsim.shadow.live import ChainKeys, LiveRequest
@@ -73,6 +73,28 @@ def streams_of(
     own = _predicted(plan, lives, moments)
     shift_s = _first_s(engine) - _first_s(own)
     return Streams(lives, engine, [event._replace(at_s=event.at_s + shift_s) for event in own])
+
+
+def score_simulated(
+    batches: Iterable[EventBatch],
+    requests: Sequence[LiveRequest],
+    plan: Plan,
+    *,
+    keys: ChainKeys,
+    within_s: float = WITHIN_S,
+) -> ScoreView:
+    """Return how much of one engine's events kvsim's own engine predicts, which serves the same requests in simulated time.
+
+    Nothing of the run is given but when requests arrived and what they were, answers included. So requests wait, overlap and are
+    preempted as the simulation has it, and blocks that a preempted request stores again are predicted, too. Both clocks begin
+    with the first block stored. Raises UsageError for a plan that cannot be simulated.
+    """
+    engine, _ = _told(batches, plan.page_tokens, keys)
+    prompts, own = Prompts(plan.page_tokens, 1), list[Happened]()
+    asked = [prompts.request(live, number, live.arrival_s, (-1, 0)) for number, live in enumerate(requests)]
+    simulate(plan.with_own_policies(), asked, watching=lambda now_s: _kept(prompts, own, now_s))
+    shift_s = _first_s(engine) - _first_s(own)
+    return scored(engine, [event._replace(at_s=event.at_s + shift_s) for event in own], within_s)
 
 
 def requests_of(run: ObservedRun, prompts: Sequence[Sequence[int]], page_tokens: int, keys: ChainKeys) -> list[LiveRequest]:
