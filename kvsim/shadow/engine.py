@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 from kvsim.kv_events.messages import GPU, BlockRemoved, BlockStored, EventBatch, tier_of
 from kvsim.shadow.blocks import Block
-from kvsim.shadow.from_events import RequestsFromEvents, joined
+from kvsim.shadow.from_events import RequestsFromEvents
+from kvsim.shadow.joining import joined
 from kvsim.shadow.live import ChainKeys, LiveRequest
 from kvsim.shadow.mirror import EngineTree
 from kvsim.shadow.score import REMOVED, STORED, Scorer
