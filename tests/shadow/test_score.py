@@ -100,7 +100,7 @@ def test_an_engine_is_predicted_from_what_its_client_has_recorded(
 
 
 @pytest.mark.parametrize(
-    ("engine", "stored", "removed", "requests"), [("vllm", 0.9971, 0.9824, 113), ("sglang", 0.9686, 0.8590, 82)]
+    ("engine", "stored", "removed", "requests"), [("vllm", 0.9971, 0.9824, 113), ("sglang", 0.9919, 1.0, 113)]
 )
 def test_without_a_client_the_requests_are_those_that_events_tell_of(
     engine: str, stored: float, removed: float, requests: int
