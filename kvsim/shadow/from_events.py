@@ -9,8 +9,8 @@ An event of stored blocks belongs to a request that has begun, or begins one:
                 ``IDLE_S`` later: a further chunk of its prompt, or a page of its answer. Once a request has had a single block
                 after its first event, it is at its answer, which grows by one block at a time: more blocks at once are another
                 request, that has hit all of this one (the next turn of its conversation)
-    answers     that is how vLLM tells of answers. SGLang tells of one when it ends, as a whole. Which of the two an engine does is
-                seen from what follows the last blocks of its requests: mostly single blocks or mostly more. In the second case,
+    answers     that is how vLLM tells of answers. SGLang tells of one as a whole, when it ends. Which of the two an engine does
+                is seen from what follows the last blocks of its requests: mostly single blocks or mostly more. If it is more,
                 what follows a prompt is its answer, for which it waits ``ANSWER_S``, and ends the request; but if the step before
                 was full, it is a further chunk of the prompt
     again       the engine had dropped blocks that a request under way has stored, and stores them once more, up to what it had or
@@ -58,8 +58,8 @@ class OpenRequest:
     """A request about which more may be told."""
 
     __slots__ = (
-        "answer", "batch", "began_s", "cached", "events", "filled", "is_closed", "is_exact", "is_given", "last_s", "prompt", "session",
-        "stored", "tail",
+        "answer", "batch", "began_s", "cached", "events", "filled", "is_closed", "is_exact", "is_given", "last_s", "prompt",
+        "session", "stored", "tail",
     )  # fmt: skip
 
     def __init__(self, cached: int | None, tail: Block, session: str | None, at_s: float, batch: int) -> None:
