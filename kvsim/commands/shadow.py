@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from kvsim.commands.application import run_application
+from kvsim.engine.collector import seldom_collecting
 from kvsim.errors import UsageError, WrongResult
 from kvsim.files.locking import Lock
 from kvsim.plans.build import SHADOW, build_run
@@ -124,7 +125,8 @@ def _watch(watching: Watching, page_tokens: int, salt: Salt) -> None:
         table.say(f"shows {page}")
         table.start()
         try:
-            received = play(sources, feed, table.say)
+            with seldom_collecting():
+                received = play(sources, feed, table.say)
         finally:
             if feed.has_begun:
                 last = outputs.end()

@@ -1,5 +1,6 @@
 """What an engine tells of its cache, whichever engine it is and however it writes it."""
 
+from functools import lru_cache
 from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta, Struct
@@ -100,6 +101,7 @@ class EventBatch(NamedTuple):
     """The data-parallel rank that tells it; the oldest engines do not say."""
 
 
+@lru_cache(64)
 def tier_of(medium: str | None) -> str:
     """Return gpu, cpu, disk or external for what an engine calls a medium; an unknown one in lower case."""
     return GPU if medium is None else TIER_OF_MEDIUM.get(medium.lower(), medium.lower())

@@ -10,7 +10,7 @@ from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
 from kvsim.core.rules import CacheSetup
 from kvsim.core.serving import Server
-from kvsim.core.tier import Tier
+from kvsim.core.tier import PageWatch, Tier
 from kvsim.engine.event_log import CacheLog, EventLog
 from kvsim.engine.layout import ONE_ENGINE
 from kvsim.engine.outcome import Outcome
@@ -43,6 +43,8 @@ from kvsim.run.unchanged import recount, requests_unchanged
 
 Advance = Callable[[int], None]
 """Called now and then with the number of finished requests."""
+Clock = Callable[[], float]
+"""Returns the time of a run, in seconds."""
 
 
 @policies_named
@@ -83,8 +85,13 @@ def open_replay(plan: Plan, graph: Graph, requests: Sequence[Request], log: Even
 
 @policies_named
 @requests_unchanged
-def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None) -> Outcome:
-    """Serve the requests in simulated time or, with ``substrate=hardware``, on this machine. Raises UsageError."""
+def simulate(
+    plan: Plan, requests: list[Request], advance: Advance | None = None, watching: Callable[[Clock], PageWatch] | None = None
+) -> Outcome:
+    """Serve the requests in simulated time or, with ``substrate=hardware``, on this machine. Raises UsageError.
+
+    ``watching`` returns, given the run's clock, who is told of the pages that tiers store and drop.
+    """
     check_bypass(plan, "simulate")
     plan = with_known_answers(plan, requests)
     check_answers(plan, requests)
@@ -103,6 +110,10 @@ def simulate(plan: Plan, requests: list[Request], advance: Advance | None = None
                 cache.watch(CacheLog(log, cache.tiers))
             if recorder:
                 cache.watch(recorder)
+        if watching:
+            watch = watching(lambda: float(substrate.env.now))
+            for tier in tiers:
+                tier.watches.append(watch)
         watches = [recorder] if recorder else []
         outcome = build_cluster(plan, known, caches, substrate, watches).run(requests, advance)
         recount(plan, caches, outcome)

@@ -20,8 +20,8 @@ RECENT_BYTES = 140
 """A stretch of the path of a request, as long as it is kept only because it was recent."""
 BLOCK_BYTES = 480
 """A block of an engine: its hash, its key, its places."""
-OPEN_BYTES = 200
-"""A block of a request that may go on: it may have left the engine's tree."""
+OPEN_BYTES = 420
+"""A block of a request that may go on: it may have left the engine's tree, and may be stored again."""
 WAITING_BYTES = 350
 """An event that was not matched yet."""
 ENGINES_SHARE = 0.5

@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 
 from kvsim.kv_events.messages import GPU, BlockRemoved, BlockStored, EventBatch, tier_of
 from kvsim.shadow.blocks import Block
-from kvsim.shadow.from_events import RequestsFromEvents, joined
+from kvsim.shadow.from_events import RequestsFromEvents
+from kvsim.shadow.joining import joined
 from kvsim.shadow.live import ChainKeys, LiveRequest
 from kvsim.shadow.mirror import EngineTree
-from kvsim.shadow.score import REMOVED, STORED, Happened, Scorer
+from kvsim.shadow.score import REMOVED, STORED, Scorer
 from kvsim.shadow.snapshot import EngineView
 
 OF_A_PART = ("sliding_window", "chunked_local_attention", "mamba")
@@ -61,9 +62,7 @@ class LiveEngine:
     def _score(self, kind: str, event: BlockStored | BlockRemoved, blocks: Sequence[Block | None], at_s: float) -> None:
         """Let the scorer know of what the engine did with blocks of the group that requests are made from."""
         if self.scorer is not None and self._group == (event.group_idx or 0):
-            tier = tier_of(event.medium)
-            for block in blocks:
-                self.scorer.told(Happened(at_s, kind, tier, None if block is None else block.key))
+            self.scorer.told(at_s, kind, tier_of(event.medium), [None if block is None else block.key for block in blocks])
 
     def lose(self, batches: int) -> None:
         """Take note that batches were lost: requests under way end, since what they did is not known.

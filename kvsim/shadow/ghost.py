@@ -103,7 +103,9 @@ class Ghost:
         if hits is None:
             self.tally.rejected += 1
         else:
-            self._running.setdefault(engine, deque(maxlen=self.plan.replay.in_flight)).append(request)
+            if engine not in self._running:
+                self._running[engine] = deque(maxlen=self.plan.replay.in_flight)
+            self._running[engine].append(request)
             self.tally.add(hits, self.plan.page_tokens, request.prompt_tokens, cached_tokens)
         return hits
 

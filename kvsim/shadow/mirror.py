@@ -71,7 +71,8 @@ class EngineTree:
         blocks, here = self._blocks.setdefault(group, {}), self.places.setdefault((group, tier), {})
         parent = self._parent(event.parent_block_hash, blocks)
         known = _leading(hashes, [here])
-        below = _leading(hashes[known:], [held for place, held in self.places.items() if place[0] == group and held is not here])
+        others = [held for place, held in self.places.items() if place[0] == group and held is not here]
+        below = _leading(hashes[known:], others) if others else 0
         told = Told(parent, [], known, below)
         adds_copies = tier == GPU and not (event.parent_block_hash is None and known == len(hashes))
         before, is_blind = parent, parent is None and not event.token_ids
@@ -153,8 +154,9 @@ class EngineTree:
 
     def _leave(self, hash_: BlockHash, group: int) -> None:
         """Forget a block that has left a medium, if it is in no other."""
-        if any(hash_ in held for place, held in self.places.items() if place[0] == group):
-            return
+        for place, held in self.places.items():
+            if place[0] == group and hash_ in held:
+                return
         block = self._blocks[group].pop(hash_)
         self._stale -= block.generation < self._generation
 
@@ -218,4 +220,10 @@ class EngineTree:
 
 def _leading(hashes: Sequence[BlockHash], places: Sequence[dict[BlockHash, int]]) -> int:
     """Return how many of the first blocks are in any of these places."""
-    return next((at for at, hash_ in enumerate(hashes) if not any(hash_ in held for held in places)), len(hashes))
+    for at, hash_ in enumerate(hashes):
+        for held in places:
+            if hash_ in held:
+                break
+        else:
+            return at
+    return len(hashes)

@@ -51,6 +51,28 @@ class LivePageIndex(PageIndex):
         place = page - self._starts[at]
         return keys[place] if 0 <= place < len(keys) else None
 
+    def keys_of(self, start: int, pages: int) -> list[Any]:
+        """Return the keys of consecutive ids; None for each that is not known."""
+        found: list[Any] = []
+        page, stop = start, start + pages
+        while page < stop:
+            at = bisect_right(self._starts, page) - 1
+            end = min(stop, self._starts[at + 1]) if at + 1 < len(self._starts) else stop
+            place = page - self._starts[at] if at >= 0 else 0
+            known = self._keys[at][place : place + end - page] if at >= 0 else []
+            found += known
+            found += [None] * (end - page - len(known))
+            page = end
+        return found
+
+    def keys_up_to(self, page: int, pages: int) -> list[Any]:
+        """Return the keys of so many pages of a path, that of ``page`` first and then those before it; None for one unknown."""
+        found: list[Any] = []
+        for _ in range(pages):
+            found.append(self.key_of(page))
+            page = self.before(page)
+        return found
+
     def before(self, page: int) -> int:
         """Return the id of the page before one on its path; -1 if it begins a prompt."""
         at = bisect_right(self._starts, page) - 1

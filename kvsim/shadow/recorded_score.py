@@ -1,6 +1,6 @@
 """The score of a recorded stream of events, with what a client has recorded of the same requests or without it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from kvsim.replaying.replay import Replay
 from kvsim.results.observed import NOT_TOLD, ObservedRun
 from kvsim.run.assembly import build_tiers
 from kvsim.run.observed_order import open_observed
-from kvsim.run.play import open_replay, with_known_answers
+from kvsim.run.play import open_replay, simulate, with_known_answers
 from kvsim.shadow.answers import StoredPaths, with_answers
 from kvsim.shadow.engine import LiveEngine
 from kvsim.shadow.live import ChainKeys, LiveRequest
@@ -75,6 +75,28 @@ def streams_of(
     return Streams(lives, engine, [event._replace(at_s=event.at_s + shift_s) for event in own])
 
 
+def score_simulated(
+    batches: Iterable[EventBatch],
+    requests: Sequence[LiveRequest],
+    plan: Plan,
+    *,
+    keys: ChainKeys,
+    within_s: float = WITHIN_S,
+) -> ScoreView:
+    """Return how much of one engine's events kvsim's own engine predicts, which serves the same requests in simulated time.
+
+    Nothing of the run is given but when requests arrived and what they were, answers included. So requests wait, overlap and are
+    preempted as the simulation has it, and blocks that a preempted request stores again are predicted, too. Both clocks begin
+    with the first block stored. Raises UsageError for a plan that cannot be simulated.
+    """
+    engine, _ = _told(batches, plan.page_tokens, keys)
+    prompts, own = Prompts(plan.page_tokens, 1), list[Happened]()
+    asked = [prompts.request(live, number, live.arrival_s, (-1, 0)) for number, live in enumerate(requests)]
+    simulate(plan.with_own_policies(), asked, watching=lambda now_s: _kept(prompts, own, now_s))
+    shift_s = _first_s(engine) - _first_s(own)
+    return scored(engine, [event._replace(at_s=event.at_s + shift_s) for event in own], within_s)
+
+
 def requests_of(run: ObservedRun, prompts: Sequence[Sequence[int]], page_tokens: int, keys: ChainKeys) -> list[LiveRequest]:
     """Return the requests of a client's record, whose prompts had these tokens; what failed is among them."""
     return [
@@ -106,9 +128,9 @@ class _Recorder(Scorer):
         super().__init__(LivePageIndex(), 0.0)
         self.events: list[Happened] = []
 
-    def told(self, event: Happened) -> None:
+    def told(self, at_s: float, kind: str, tier: str, keys: Sequence[bytes | None]) -> None:
         if not self.is_paused:
-            self.events.append(event)
+            self.events += [Happened(at_s, kind, tier, key) for key in keys]
 
 
 def _told(batches: Iterable[EventBatch], page_tokens: int, keys: ChainKeys) -> tuple[list[Happened], list[LiveRequest]]:
@@ -132,14 +154,23 @@ def _predicted(plan: Plan, lives: Sequence[LiveRequest], moments: Moments | None
     prompts, own = Prompts(plan.page_tokens, 1), list[Happened]()
     requests = [prompts.request(live, number, live.arrival_s, (-1, 0)) for number, live in enumerate(lives)]
     if moments is None:
-        watch = Scorer(prompts.index, 0.0, own.append)
+        watch = _kept(prompts, own, lambda: watch.now_s)
         for first, last in _between_resets(lives):
             _play(plan, requests[first:last], watch)
     else:
         observed = open_observed(plan, requests)
-        _watch(observed, Scorer(prompts.index, 0.0, lambda event: own.append(event._replace(at_s=observed.now_s))))
+        _watch(observed, _kept(prompts, own, lambda: observed.now_s))
         observed.run_observed(requests, moments)
     return own
+
+
+def _kept(prompts: Prompts, own: list[Happened], now_s: Callable[[], float]) -> Scorer:
+    """Return a watch that appends what a cache does to ``own``."""
+
+    def take(kind: str, tier: str, keys: Sequence[bytes | None]) -> None:
+        own.extend([Happened(now_s(), kind, tier, key) for key in keys])
+
+    return Scorer(prompts.index, 0.0, take)
 
 
 def _between_resets(lives: Sequence[LiveRequest]) -> list[tuple[int, int]]:

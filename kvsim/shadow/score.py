@@ -11,7 +11,7 @@ count.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from kvsim.core.tier import PageWatch, Tier
@@ -20,8 +20,8 @@ from kvsim.shadow.page_ids import LivePageIndex
 from kvsim.shadow.snapshot import ScoreView, Share
 
 STORED, REMOVED = "stored", "removed"
-Key = tuple[str, str, bytes]
-"""Stored or removed, the tier, and the key of the block."""
+Place = tuple[str, str]
+"""Stored or removed, and the tier."""
 
 
 class Happened(NamedTuple):
@@ -39,44 +39,58 @@ class Side:
 
     def __init__(self) -> None:
         self.now_s = float("-inf")
-        self.unmatched: dict[tuple[str, str], int] = {}
+        self.unmatched: dict[Place, int] = {}
         """Events that nothing has matched in time, by kind and tier."""
-        self._times_s: dict[Key, list[float]] = {}
-        """When those happened that wait, by key."""
-        self._in_order: deque[tuple[float, Key]] = deque()
-        """The same in the order of time; some have been matched since."""
+        self.waiting: dict[Place, dict[bytes, list[float]]] = {}
+        """When those happened that wait, by kind and tier, and by key."""
+        self._in_order: deque[tuple[float, Place, list[bytes]]] = deque()
+        """The same in the order of time, as they came together; some have been matched since."""
+        self._ordered = 0
 
-    def wait(self, at_s: float, key: Key) -> None:
-        """Let an event wait; times do not go back."""
-        self._times_s.setdefault(key, []).append(at_s)
-        self._in_order.append((at_s, key))
-
-    def match(self, key: Key) -> bool:
-        """Take the first event of this key that waits. Returns False if none does."""
-        times_s = self._times_s.get(key)
-        if times_s is None:
-            return False
-        times_s.pop(0)
-        if not times_s:
-            del self._times_s[key]
-        return True
+    def wait(self, place: Place, keys: list[bytes]) -> None:
+        """Let events wait that happen now."""
+        now_s, waiting = self.now_s, self.waiting.setdefault(place, {})
+        for key in keys:
+            waiting.setdefault(key, []).append(now_s)
+        self._in_order.append((now_s, place, keys))
+        self._ordered += len(keys)
 
     def give_up(self, before_s: float, *, are_counted: bool = True) -> None:
         """Let no event from before this time wait any more."""
-        order, times_s = self._in_order, self._times_s
-        while order and (order[0][0] < before_s or order[0][1] not in times_s):
-            at_s, key = order.popleft()
-            if key in times_s and times_s[key][0] == at_s:
-                self.match(key)
-                if are_counted:
-                    self.miss(key[:2])
+        order = self._in_order
+        while order:
+            at_s, place, keys = order[0]
+            waiting = self.waiting[place]
+            if at_s >= before_s and any(key in waiting for key in keys):
+                return
+            order.popleft()
+            self._ordered -= len(keys)
+            given_up = [key for key in keys if key in waiting and take_first(waiting, key, at_s)]
+            if are_counted and given_up:
+                self.miss(place, len(given_up))
 
-    def miss(self, place: tuple[str, str]) -> None:
-        """Count an event that nothing matches."""
-        self.unmatched[place] = self.unmatched.get(place, 0) + 1
+    def miss(self, place: Place, events: int) -> None:
+        """Count events that nothing matches."""
+        self.unmatched[place] = self.unmatched.get(place, 0) + events
 
     def __len__(self) -> int:
-        return len(self._in_order)
+        return self._ordered
+
+
+def take_first(waiting: dict[bytes, list[float]], key: bytes, at_s: float | None = None) -> bool:
+    """Take the first event of a key that waits. With ``at_s``, do nothing and return False if it is of another time."""
+    times_s = waiting[key]
+    if at_s is not None and times_s[0] != at_s:
+        return False
+    if len(times_s) == 1:
+        del waiting[key]
+    else:
+        del times_s[0]
+    return True
+
+
+Take = Callable[[str, str, Sequence[bytes | None]], None]
+"""Takes what happens to blocks at a time: stored or removed, the tier, the keys."""
 
 
 class Scorer(PageWatch):
@@ -85,17 +99,17 @@ class Scorer(PageWatch):
     Each side's events come in the order of time, on one clock; one side may be behind the other.
     """
 
-    def __init__(self, index: LivePageIndex, within_s: float, take: Callable[[Happened], None] | None = None) -> None:
-        """``take`` gets what kvsim's cache does, by default ``predicted``."""
+    def __init__(self, index: LivePageIndex, within_s: float, take: Take | None = None) -> None:
+        """``take`` gets what kvsim's cache does, by default ``predicted`` at ``now_s``."""
         self.now_s = 0.0
         """The time of what kvsim's cache does; whoever drives that sets it."""
         self.is_paused = False
         """Whether what happens on either side is left out."""
-        self.matched: dict[tuple[str, str], int] = {}
+        self.matched: dict[Place, int] = {}
         self._index = index
         self._within_s = within_s
         self._engine, self._own = Side(), Side()
-        self._take = take or self.predicted
+        self._take = take or self._predict
 
     # --- kvsim's cache -------------------------------------------------------------------------------------------------------
 
@@ -108,37 +122,48 @@ class Scorer(PageWatch):
     def _did(self, kind: str, tier: Tier, extents: tuple[Extent, ...]) -> None:
         if self.is_paused:
             return
+        index = self._index
+        keys: list[bytes | None] = []
         for start, pages in extents:
-            for last in range(start, start + pages):
-                page = last
-                for _ in range(tier.told_unit):
-                    self._take(Happened(self.now_s, kind, tier.name, self._index.key_of(page)))
-                    page = self._index.before(page)
+            if tier.told_unit == 1:
+                keys += index.keys_of(start, pages)
+            else:
+                for last in range(start, start + pages):
+                    keys += index.keys_up_to(last, tier.told_unit)
+        self._take(kind, tier.name, keys)
+
+    def _predict(self, kind: str, tier: str, keys: Sequence[bytes | None]) -> None:
+        self.predicted(self.now_s, kind, tier, keys)
 
     # --- both ----------------------------------------------------------------------------------------------------------------
 
-    def predicted(self, event: Happened) -> None:
-        """Take the next event of kvsim's cache."""
-        self._compare(event, self._own, self._engine)
+    def predicted(self, at_s: float, kind: str, tier: str, keys: Sequence[bytes | None]) -> None:
+        """Take what kvsim's cache does next with blocks."""
+        self._compare(at_s, (kind, tier), keys, self._own, self._engine)
 
-    def told(self, event: Happened) -> None:
-        """Take the engine's next event."""
-        self._compare(event, self._engine, self._own)
+    def told(self, at_s: float, kind: str, tier: str, keys: Sequence[bytes | None]) -> None:
+        """Take what the engine does next with blocks; None is one that nobody knows."""
+        self._compare(at_s, (kind, tier), keys, self._engine, self._own)
 
-    def _compare(self, event: Happened, side: Side, other: Side) -> None:
-        if self.is_paused:
+    def _compare(self, at_s: float, place: Place, keys: Sequence[bytes | None], side: Side, other: Side) -> None:
+        if self.is_paused or not keys:
             return
-        side.now_s = max(side.now_s, event.at_s)
+        side.now_s = max(side.now_s, at_s)
         other.give_up(side.now_s - self._within_s)
-        place = event.kind, event.tier
-        if event.key is None:
-            side.miss(place)
-            return
-        key = (*place, event.key)
-        if other.match(key):
-            self.matched[place] = self.matched.get(place, 0) + 1
-        else:
-            side.wait(side.now_s, key)
+        theirs, alone, unknown = other.waiting.get(place, {}), list[bytes](), 0
+        for key in keys:
+            if key is None:
+                unknown += 1
+            elif key in theirs:
+                take_first(theirs, key)
+            else:
+                alone.append(key)
+        if matched := len(keys) - unknown - len(alone):
+            self.matched[place] = self.matched.get(place, 0) + matched
+        if alone:
+            side.wait(place, alone)
+        if unknown:
+            side.miss(place, unknown)
 
     def restart(self) -> None:
         """Forget what waits, uncounted: both begin anew."""
@@ -174,7 +199,7 @@ def scored(engine: Iterable[Happened], own: Iterable[Happened], within_s: float)
     """Return the score of two streams that are there as a whole."""
     scorer = Scorer(LivePageIndex(), within_s)
     both = [(event, scorer.told) for event in engine] + [(event, scorer.predicted) for event in own]
-    for event, take in sorted(both, key=lambda one: one[0].at_s):
-        take(event)
+    for (at_s, kind, tier, key), take in sorted(both, key=lambda one: one[0].at_s):
+        take(at_s, kind, tier, [key])
     scorer.finish()
     return scorer.view()

@@ -121,7 +121,7 @@ def test_ctrl_c_after_the_time_to_drain_cuts_what_is_left(
     def client(lines: Lines) -> None:
         body = json.dumps({"prompt": [1, 2], "max_tokens": 3000, "stream": True}).encode()
         connection = socket.create_connection(("127.0.0.1", int(lines.urls[0].rsplit(":", 1)[1])))
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
         assert connection.recv(100)
         opened.append(connection)
 

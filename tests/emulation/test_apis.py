@@ -186,7 +186,7 @@ def test_a_client_that_goes_away_ends_its_request(dialect: str, path: str, asked
     with emulated(overrides, dialect=dialect) as server:
         body = json.dumps(asked | {"stream": stream}).encode()
         with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) as client:
-            client.sendall(b"POST %b HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (path.encode(), len(body), body))
+            client.sendall(b"POST %b HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (path.encode(), len(body), body))
             if stream:
                 assert client.recv(100).startswith(b"HTTP/1.1 200")
             else:

@@ -70,7 +70,7 @@ def request(path: str, body: bytes) -> bytes:
 
 
 def check_goes_on(server: Emulated) -> None:
-    assert status_of(server, b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n") == 200
+    assert status_of(server, b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n") == 200
     assert server.emulator.unfinished == 0
 
 

@@ -52,7 +52,7 @@ class Faulty(Reply):
     """A reply that something goes wrong with after its first event."""
 
     def __init__(self, reply: Reply, number: int, faults: Faults) -> None:
-        super().__init__(reply._writer)
+        super().__init__(reply.request)
         self._number = number
         self._faults = faults
 

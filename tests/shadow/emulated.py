@@ -59,14 +59,17 @@ def conversation_prompts(requests: int, seed: int = 3) -> list[tuple[float, int,
     return made
 
 
-def emulated(plan: Plan, teller: str, requests: int, extras: Extras | None = None) -> Seen:
-    """Serve requests, some of them turns of the same conversation, and keep what the engine tells of its cache."""
+def emulated(plan: Plan, teller: str, requests: int, extras: Extras | None = None, *, rush: float = 1.0) -> Seen:
+    """Serve requests, some of them turns of the same conversation, and keep what the engine tells of its cache.
+
+    They come ``rush`` times as fast as two in a second; the next turn of a conversation still knows the answer of the last one.
+    """
     emulator, times, batches = Stepped(plan.with_own_policies()), TokenTimes(), list[EventBatch]()
     EventFeed(emulator, TELLERS[teller], batches.append, lambda: 1e9 + float(emulator.cluster.env.now))
     emulator.watches.append(times)
     prompts, served, arrivals_s = list[list[int]](), list[Served](), list[float]()
     for at_s, before, own, tokens in conversation_prompts(requests):
-        emulator.now_s = at_s
+        emulator.now_s = at_s = at_s / rush
         prompts.append((prompts[before] + served[before].answer + own if before >= 0 else own)[-4000:])
         served.append(emulator.submit(prompts[-1], tokens, extras=extras or Extras()))
         arrivals_s.append(at_s)

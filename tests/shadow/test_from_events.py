@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kvsim.kv_events.messages import Event
 from kvsim.shadow.engine import LiveEngine
+from kvsim.shadow.from_events import LEAST_CHUNK_TOKENS
 from kvsim.shadow.live import LiveRequest, problem_of
 from tests.shadow.live import KEYS, keys_of
 from tests.shadow.test_mirror import EVENTS
@@ -136,6 +137,89 @@ def test_a_last_block_computed_again_ends_a_prompt(live: Live) -> None:
     live.end()
     assert live.seen("abc") == [("ab", "", 0), ("ab", "c", 1)]
     assert (live.given[1].prompt_tokens, live.given[1].output_tokens) == (2 * PAGE_TOKENS, PAGE_TOKENS + 1)
+
+
+def test_a_preempted_request_that_computes_again_what_it_had_is_no_new_one(live: Live) -> None:
+    live.take(0.0, stored("abc"))
+    live.take(0.2, stored("abcd", 3))
+    live.take(0.3, removed("abcd", "abc"), stored("xy"))
+    live.take(0.9, stored("abc", 2))
+    live.take(1.0, stored("abcd", 3))
+    live.take(1.3, stored("abcde", 4))
+    live.end()
+    assert live.seen("abcde", "xy") == [("abc", "de", 0), ("xy", "", 0)]
+
+
+def test_a_preempted_request_may_come_back_with_the_block_that_it_has_just_filled(live: Live) -> None:
+    live.take(0.0, stored("abc"))
+    live.take(0.2, stored("abcd", 3))
+    live.take(0.3, removed("abcd", "abc"))
+    live.take(0.9, stored("abcde", 2))
+    live.take(1.2, stored("abcdef", 5))
+    live.end()
+    assert live.seen("abcdef") == [("abc", "def", 0)]
+
+
+def test_what_goes_on_further_than_a_preempted_request_could_is_a_new_one(live: Live) -> None:
+    """The next turn of its conversation, or another one's request that begins in the same way."""
+    live.take(0.0, stored("abc"))
+    live.take(0.2, removed("abc"))
+    live.take(0.9, stored("abcde", 2))
+    live.take(1.0, removed("abcde", "abcd"), stored("abcxyz", 3))
+    live.end()
+    assert live.seen("abcde", "abcxyz") == [("abc", "", 0), ("abcde", "", 2), ("abcxyz", "", 3)]
+
+
+def test_what_has_ended_is_not_preempted(live: Live) -> None:
+    live.take(0.0, stored("abc"))
+    live.take(1.0, removed("abc"))
+    live.take(LATER_S, stored("abc", 2))
+    live.end()
+    assert live.seen("abc") == [("abc", "", 0), ("abc", "", 2)]
+
+
+WHOLE = ("abcd", "efgh", "ijkl")
+"""Prompts of two blocks with answers of two, each of which is told when it ends."""
+
+
+def whole_answers(live: Live) -> None:
+    """Let an engine be seen to tell answers as a whole."""
+    for number, word in enumerate(WHOLE):
+        live.take(number, stored(word[:2]))
+        live.take(number + 0.5, stored(word, 2))
+    live.take(70.0)
+    assert len(live.given) == len(WHOLE)
+    live.given.clear()
+
+
+def test_where_answers_are_told_as_a_whole_they_are_waited_for_and_end_their_requests(live: Live) -> None:
+    whole_answers(live)
+    live.take(120.0, stored("mn"))
+    live.take(130.0)
+    assert live.given == []
+    live.take(150.0, stored("mnopq", 2))
+    live.take(150.1, stored("mnopqrs", 5))
+    live.take(150.7, stored("mnopqrst", 7))
+    live.take(151.0)
+    assert live.seen("mnopqrst") == [("mn", "opq", 0), ("mnopqrs", "t", 5)]
+
+
+def test_an_answer_that_does_not_come_is_not_waited_for_without_end(live: Live) -> None:
+    whole_answers(live)
+    live.take(120.0, stored("mn"))
+    live.take(185.0, stored("mnop", 2))
+    live.end()
+    assert live.seen("mnop") == [("mn", "", 0), ("mnop", "", 2)]
+
+
+def test_where_answers_are_told_as_a_whole_a_chunk_is_known_by_the_full_step_before_it(live: Live) -> None:
+    whole_answers(live)
+    long = "x" * (LEAST_CHUNK_TOKENS // PAGE_TOKENS)
+    live.take(120.0, stored(long))
+    live.take(120.5, stored(long + "yz", len(long)))
+    live.take(130.0, stored(long + "yzopq", len(long) + 2))
+    live.take(131.0)
+    assert live.seen(long + "yzopq") == [(long + "yz", "opq", 0)]
 
 
 def test_blocks_loaded_from_another_medium_are_hits(live: Live) -> None:

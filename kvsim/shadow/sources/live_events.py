@@ -2,6 +2,7 @@
 
 import asyncio
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from kvsim.kv_events.codec import decode
@@ -12,6 +13,10 @@ from kvsim.shadow.sources.base import Source
 from kvsim.shadow.sources.feed import Feed, Job
 
 WAIT_S = 0.002
+TOGETHER = 32
+"""Messages of a recording that are handed over at a time."""
+IN_MEMORY = 8
+"""How many times the bytes of its message a batch takes in memory, at most."""
 
 
 class LiveEvents(Source):
@@ -65,9 +70,10 @@ class RecordedEvents(Source):
         return f"reads {self.path}"
 
     async def run(self) -> None:
-        for message in read_recorded(self.path):
-            for job in self._jobs(message):
-                await _deliver(self._feed, job, len(message.payload))
+        messages = read_recorded(self.path)
+        while some := list(islice(messages, TOGETHER)):
+            jobs = [job for message in some for job in self._jobs(message)]
+            await _deliver(self._feed, partial(_do, jobs), IN_MEMORY * sum(len(message.payload) for message in some))
 
     def _jobs(self, message: Message) -> list[Job]:
         assert self._feed is not None
@@ -106,6 +112,11 @@ def jobs_of(feed: Feed, engine: str, batch: EventBatch, missed: int, *, restarte
     if missed:
         jobs.append(partial(feed.lost, engine, missed, batch.rank))
     return [*jobs, partial(feed.event, engine, batch)]
+
+
+def _do(jobs: list[Job]) -> None:
+    for job in jobs:
+        job()
 
 
 async def _deliver(feed: Feed | None, job: Job, n_bytes: int) -> None:
