@@ -1,9 +1,10 @@
-"""Does a simulation show what a running vLLM does? Recorded runs of vLLM servers, compared request by request.
+"""Does a simulation show what a running server does? Recorded runs of servers, compared request by request.
 
 ``serve.py`` played conversations of the Mooncake trace and generated sessions (``workloads.py``) against vLLM servers with pools
-of several sizes on an H100, three times each, and measured the steps of one; ``runs/`` has what its client saw. Each group
-of runs is compared as ``kvsim validate results=FILES`` does. The machine of the simulations is ``hardware/h100_vllm.yaml``,
-fitted by ``kvsim calibrate`` to the measured steps alone, not to the runs.
+of several sizes on an H100, three times each, and measured the steps of one; ``runs/POOL/WORKLOAD`` has what its client saw.
+Those of another engine are in ``runs/ENGINE/POOL/WORKLOAD``. Each group of runs is compared as ``kvsim validate results=FILES``
+does. The machine of the simulations is ``hardware/h100_ENGINE.yaml``, fitted by ``kvsim calibrate`` to the measured steps
+alone, not to the runs.
 
 Claims, the first two for the pool on the GPU alone:
 
@@ -31,6 +32,7 @@ from kvsim.report.study import CONVERSATION, Claim, markdown, opening, option_pa
 HERE = Path(__file__).resolve().parent
 POOLS = {"0.7x": "0.7x", "1x": "1x", "1.4x": "1.4x", "offload": "0.5x and 16 GiB on the host"}
 """By folder of runs: what the pool is called."""
+NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
 ON_GPU = ("0.7x", "1x", "1.4x")
 MOST_POINTS, MOST_TIER_POINTS = 0.05, 0.42
 MOST_TIMES = {"ttft_mean": 0.024, "tpot_mean": 0.016}
@@ -44,29 +46,47 @@ TIMES = {
 }
 
 
+class Group(NamedTuple):
+    """The runs of a workload against one server."""
+
+    engine: str
+    pool: str
+    workload: str
+    files: Sequence[Path]
+
+
 class Compared(NamedTuple):
     """A group of runs, and what ``kvsim validate`` says of them."""
 
+    engine: str
     pool: str
     workload: str
     record: dict[str, Any]
 
+    @property
+    def label(self) -> str:
+        """What the pool is called; with its engine if that is not vLLM."""
+        return POOLS[self.pool] if self.engine == "vllm" else f"{NAMES[self.engine]}, {POOLS[self.pool]}"
 
-def groups() -> Iterator[tuple[str, str, list[Path]]]:
-    for folder in sorted((HERE / "runs").glob("*/*")):
-        yield folder.parent.name, folder.name, sorted(folder.glob("*.jsonl.gz"))
+
+def groups(runs: Path = HERE / "runs") -> Iterator[Group]:
+    """Yield the groups of runs, vLLM's first."""
+    folders = {file.parent for file in runs.rglob("*.jsonl.gz")}
+    found = [Group(*("vllm", *folder.relative_to(runs).parts)[-3:], sorted(folder.glob("*.jsonl.gz"))) for folder in folders]
+    yield from sorted(found, key=lambda group: (group.engine != "vllm", *group[:3]))
 
 
-def compare(pool: str, workload: str, files: Sequence[Path], traces: dict[str, Sequence[str]], folder: Path) -> Compared:
+def compare(group: Group, traces: dict[str, Sequence[str]], folder: Path) -> Compared:
     """Compare the runs of a group. Raises SystemExit if kvsim cannot."""
+    engine, pool, workload, files = group
     results = f"results={','.join(map(str, files))}"
-    machine = ("--config-dir", str(HERE), "hardware=h100_vllm", "model=llama3_8b")
-    output = folder / pool / workload
+    machine = ("--config-dir", str(HERE), f"hardware=h100_{engine}", "model=llama3_8b")
+    output = folder / engine / pool / workload
     words = [*machine, results, *traces[workload], f"output={output}"]
     done = subprocess.run([sys.executable, "-m", "kvsim", "validate", *words], capture_output=True, text=True, check=False)
     if not (output / "validate.json").exists():
         raise SystemExit(done.stderr)
-    return Compared(pool, workload, json.loads((output / "validate.json").read_text()))
+    return Compared(engine, pool, workload, json.loads((output / "validate.json").read_text()))
 
 
 def claims(found: Sequence[Compared]) -> list[Claim]:
@@ -103,12 +123,13 @@ def points_of(pair: dict[str, Any]) -> float:
 
 
 def page(found: Sequence[Compared]) -> list[str]:
-    facts = found[0].record["server"]
+    servers = sorted({(one.record["server"]["engine"], one.record["server"]["version"]) for one in found}, reverse=True)
+    names = " and ".join(f"{NAMES[engine]} {version}" for engine, version in servers)
     return [
         *opening(
-            "Against a running vLLM",
+            f"Against a running {' and a running '.join(dict.fromkeys(NAMES[engine] for engine, _ in servers))}",
             [
-                f"vLLM {facts['version']} with shapes of Llama 3 8B and random weights on an H100, played by kvsim's client;",
+                f"{names} with shapes of Llama 3 8B and random weights on an H100, played by kvsim's client;",
                 "simulated with the server's own pool, page size and step budget. Made by",
                 "`python experiments/real_servers/run.py` from the recorded runs.",
             ],
@@ -161,7 +182,7 @@ def hit_row(one: Compared) -> tuple[str, ...]:
     given, simulated = record["given_order"], record["simulated_order"]
     rate, between = simulated["hit_rate"], given["between_real"]
     return (
-        POOLS[one.pool],
+        one.label,
         one.workload,
         f"{record['compared']:,}",
         f"{rate['means'][1]:.2%}",
@@ -177,7 +198,7 @@ def tier_rows(one: Compared) -> Iterator[tuple[str, ...]]:
     for medium, pair in one.record["media"].items():
         if any(pair["means"]):
             yield (
-                POOLS[one.pool],
+                one.label,
                 one.workload,
                 medium,
                 f"{pair['means'][1]:,.0f}",
@@ -189,7 +210,7 @@ def tier_rows(one: Compared) -> Iterator[tuple[str, ...]]:
 def time_row(one: Compared) -> tuple[str, ...]:
     times = one.record["times"]
     cells = [f"{times[name]['error']:+.1%} ({spread(times[name])})" for name in (*TIMES, "requests_per_s")]
-    return POOLS[one.pool], one.workload, *cells
+    return one.label, one.workload, *cells
 
 
 def spread(pair: dict[str, Any]) -> str:
@@ -202,7 +223,7 @@ def picture(found: Sequence[Compared]) -> go.Figure:
     figure = go.Figure()
     for one in found:
         simulated, real = ([1000 * x for x in series] for series in one.record["requests_ttft_s"][:2])
-        label = f"{POOLS[one.pool]}, {one.workload}"
+        label = f"{one.label}, {one.workload}"
         figure.add_scatter(x=real, y=simulated, mode="markers", name=label, marker={"size": 5})
     figure.add_scatter(x=[20, 30_000], y=[20, 30_000], mode="lines", name="equal", line={"color": "grey", "width": 1})
     figure.update_xaxes(type="log", title="TTFT of the server, ms")
@@ -219,7 +240,7 @@ def main() -> int:
         chosen = folder / "conversations.jsonl"
         chosen.write_text("".join(json.dumps(row) + "\n" for row in conversations(read_rows(Path(options.conversation)))))
         traces = {one.name: one.settings for one in workloads(chosen)}
-        found = [compare(pool, workload, files, traces, folder) for pool, workload, files in groups()]
+        found = [compare(group, traces, folder) for group in groups()]
     print(write_page(options.output, page(found)))
     write_figure(options.output, picture(found))
     return int(not all(claim.holds for claim in claims(found)))

@@ -1,20 +1,23 @@
-"""Plays the study's workloads against vLLM servers with pools of several sizes, on the machine with the GPU.
+"""Plays the study's workloads against servers with pools of several sizes, on the machine with the GPU.
 
     python experiments/real_servers/serve.py --conversations conversations.jsonl --output runs --pools 1x,0.7x --calibrate \
         --command 'vllm serve MODEL --load-format dummy'
+    python experiments/real_servers/serve.py --conversations conversations.jsonl --output runs/sglang --engine sglang --pools 1x \
+        --command 'python -m sglang.launch_server --model-path MODEL --load-format dummy --port 8000 --enable-metrics'
 
-For each pool it starts the server with that many KV blocks, waits until it is ready, plays every workload three times with the
+For each pool it starts the server with that much memory, waits until it is ready, plays every workload three times with the
 cache emptied before each, and writes what the client saw: ``runs/POOL/WORKLOAD/N.jsonl.gz``. ``--calibrate`` also measures the
 first server's steps. A server that does not start ends the study with the last lines of its log.
 """
 
+import os
 import shlex
 import subprocess
 import sys
 import time
 import urllib.request
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -36,29 +39,70 @@ READY_S = 400
 class Pool(NamedTuple):
     """The memory of a server."""
 
-    blocks: int
-    """Blocks of 16 tokens on the GPU."""
-    flags: Sequence[str] = ()
+    tokens: int
+    """On the GPU."""
+    host_gib: int = 0
+    """Memory on the host, for pages that the GPU evicts."""
     workloads: Sequence[str] = ("conversations", "sessions")
 
 
 POOLS = {
-    "all": Pool(25_000, workloads=()),
-    "1x": Pool(12_000),
-    "0.7x": Pool(8_400),
-    "1.4x": Pool(16_800),
-    "0.25x": Pool(3_000, workloads=("conversations",)),
-    "offload": Pool(6_000, ("--kv-offloading-size", "16", "--kv-offloading-backend", "native")),
+    "all": Pool(400_000, workloads=()),
+    "1x": Pool(192_000),
+    "0.7x": Pool(134_400),
+    "1.4x": Pool(268_800),
+    "0.25x": Pool(48_000, workloads=("conversations",)),
+    "offload": Pool(96_000, host_gib=16),
 }
-"""1x: the smallest pool, to a thousand blocks, with which a simulation hits within one point of an unlimited pool."""
+"""1x: the smallest pool, to a thousand blocks of 16, with which a simulation hits within one point of an unlimited pool."""
+
+
+class Engine(NamedTuple):
+    """How a server is told its memory."""
+
+    pool_flag: str
+    pool_unit: str
+    """What the flag's number counts: pages or tokens."""
+    page_flag: str
+    page_tokens: int
+    """Those of its own that the study takes if it is told none."""
+    host_flags: str
+    """For memory on the host; ``{gib}`` and ``{gb}`` stand for its size."""
+    environment: Mapping[str, str] = {}
+    """What lets a client empty the cache."""
+
+    def flags(self, pool: Pool, page_tokens: int) -> list[str]:
+        number = pool.tokens // page_tokens if self.pool_unit == "pages" else pool.tokens
+        host = self.host_flags.format(gib=pool.host_gib, gb=pool.host_gib * 2**30 / 1e9).split() if pool.host_gib else []
+        return [self.pool_flag, str(number), self.page_flag, str(page_tokens), *host]
+
+
+ENGINES = {
+    "vllm": Engine(
+        "--num-gpu-blocks-override",
+        "pages",
+        "--block-size",
+        16,
+        "--kv-offloading-size {gib} --kv-offloading-backend native",
+        {"VLLM_SERVER_DEV_MODE": "1"},
+    ),
+    "sglang": Engine(
+        "--max-total-tokens",
+        "tokens",
+        "--page-size",
+        1,
+        "--enable-hierarchical-cache --hicache-size {gb:.0f}",
+    ),
+}
 
 
 @contextmanager
-def server(command: str, pool: Pool, log: Path) -> Iterator[None]:
+def server(engine: Engine, command: str, pool: Pool, page_tokens: int, log: Path) -> Iterator[None]:
     """Run a server until the block ends. Raises SystemExit if it does not become ready."""
-    words = [*shlex.split(command), "--num-gpu-blocks-override", str(pool.blocks), *pool.flags]
+    words = [*shlex.split(command), *engine.flags(pool, page_tokens)]
     with log.open("w") as file:
-        process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT)
+        environment = {**os.environ, **engine.environment}
+        process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, env=environment)
     try:
         wait_until_ready(process, log)
         yield
@@ -81,9 +125,9 @@ def wait_until_ready(process: "subprocess.Popen[bytes]", log: Path) -> None:
     raise SystemExit(f"the server is not ready:\n{log.read_text()[-3000:]}")
 
 
-def play(workload: Workload, folder: Path, runs: int) -> None:
+def play(workload: Workload, setup: Sequence[str], folder: Path, runs: int) -> None:
     """Play a workload and write each run."""
-    config, choices = compose_with_choices(["preset=vllm", *workload.settings])
+    config, choices = compose_with_choices([*setup, *workload.settings])
     plan = build_run(config, command="simulate", overrides=[], choices=choices)
     trace, _ = load_trace(plan)
     settings = ServerSettings(url=URL, speed=workload.speed, warmup_requests=2)
@@ -97,35 +141,40 @@ def play(workload: Workload, folder: Path, runs: int) -> None:
         print(f"{folder}/{number}: {', '.join(filter(None, told))}", flush=True)
 
 
-def calibrate(folder: Path, seconds: float) -> None:
-    words = [f"server={URL}", "model=llama3_8b", "hardware=h200", "name=vllm_h200", f"output={folder}", f"seconds={seconds}"]
+def calibrate(engine: str, folder: Path, seconds: float) -> None:
+    words = [f"server={URL}", "model=llama3_8b", "hardware=h200", f"name={engine}_h200", f"output={folder}", f"seconds={seconds}"]
     subprocess.run([sys.executable, "-m", "kvsim", "calibrate", *words], check=False)
 
 
 def main() -> None:
     options = parsed()
     options.output.mkdir(parents=True, exist_ok=True)
+    engine = ENGINES[options.engine]
+    page_tokens = options.page_tokens or engine.page_tokens
+    setup = [f"preset={options.engine}", f"page_tokens={page_tokens}"]
     for number, name in enumerate(options.pools.split(",")):
         pool = POOLS[name]
         began = time.monotonic()
-        with server(options.command, pool, options.output / f"{name}.log"):
+        with server(engine, options.command, pool, page_tokens, options.output / f"{name}.log"):
             print(f"{name}: ready after {time.monotonic() - began:.0f} s", flush=True)
             if options.calibrate and number == 0:
-                calibrate(options.output, options.seconds)
+                calibrate(options.engine, options.output, options.seconds)
                 print(f"{name}: calibrated after {time.monotonic() - began:.0f} s", flush=True)
             for workload in workloads(options.conversations):
                 if workload.name in pool.workloads and workload.name in options.workloads.split(","):
-                    play(workload, options.output / name / workload.name, options.runs)
+                    play(workload, setup, options.output / name / workload.name, options.runs)
 
 
 def parsed() -> Namespace:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--conversations", type=Path, required=True, help="the file that workloads.py writes")
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--engine", choices=ENGINES, default="vllm", help="whose flags the command takes")
+    parser.add_argument("--page-tokens", type=int, help="tokens of a page; left out: 16 of vLLM, 1 of SGLang")
     parser.add_argument("--pools", default=",".join(POOLS))
     parser.add_argument("--workloads", default="conversations,sessions")
     parser.add_argument("--runs", type=int, default=RUNS, help="of each workload")
-    parser.add_argument("--command", required=True, help="starts the server on port 8000, without the number of blocks")
+    parser.add_argument("--command", required=True, help="starts the server on port 8000, without the size of its memory")
     parser.add_argument("--calibrate", action="store_true")
     parser.add_argument("--seconds", type=float, default=80.0, help="time for the calibration")
     return parser.parse_args()

@@ -27,7 +27,7 @@ ONE_BY_ONE = "server.concurrency=1"
 requests so late that nobody knows their order."""
 SERVERS = {
     "vllm": ["preset=vllm", "tiers.gpu.capacity=256tokens"],
-    "sglang": ["preset=sglang", "page_tokens=8", "tiers.gpu.capacity=256tokens"],
+    "sglang": ["preset=sglang", "page_tokens=8", "tiers.gpu.capacity=256tokens", "engine.max_running_requests=48"],
 }
 """Caches that are too small for all prompts."""
 HITS = [0, 32, 64, 0, 64, 32, 0, 64, 64, 64]
@@ -84,6 +84,7 @@ def test_hits_given_the_server_s_order_are_those_of_the_server(dialect: str, cap
     assert found["given_order"]["hit_rate"]["means"][1] > 0.1
     assert found["choices"]["preset"] == dialect and found["config"]["tiers"]["gpu"]["capacity"] == "256tokens"
     assert found["config"]["page_tokens"] == server.plan.page_tokens
+    assert found["config"]["engine"]["max_running_requests"] == server.plan.engine.max_running_requests
     assert set(found["media"]) == {"device"} and found["times"]["tpot_p50"]["means"][1] >= 0
     assert sorted(path.name for path in Path("out").iterdir()) == ["runs", "simulated", "validate.html", "validate.json"]
     assert sorted(path.name for path in Path("out/runs").iterdir()) == ["1.jsonl.gz", "2.jsonl.gz", "3.jsonl.gz"]

@@ -57,6 +57,21 @@ def test_an_older_sglang_is_asked_by_the_older_name() -> None:
     assert "internal_states" not in facts.settings
 
 
+@pytest.mark.parametrize("given", [None, 64])
+def test_sglang_says_how_many_requests_it_runs_only_in_its_state(given: int | None) -> None:
+    """As SGLang 0.5.15 and 0.5.23 answer: the flag is null if it was not set, and that of all engines if it was."""
+    models = {"data": [{"id": "m", "owned_by": "sglang"}]}
+    state = {"effective_max_running_requests_per_dp": 32}
+    info = {"page_size": 1, "max_running_requests": given, "dp_size": 2, "internal_states": [state, state]}
+    with answering({"/v1/models": models, "/server_info": info}) as url:
+        assert read_facts(ServerSettings(url=url)).settings["max_running_requests"] == 32
+    bench = sglang_bench.facts({"server_info": info})
+    assert bench is not None and bench.settings["max_running_requests"] == 32
+    for states in ([], [{}], None, [7]):
+        bench = sglang_bench.facts({"server_info": info | {"internal_states": states}})
+        assert bench is not None and bench.settings["max_running_requests"] == given
+
+
 SECRETS = {"api_key": "s3cret", "hf_token": "s3cret", "admin_api_key": "s3cret", "download_dir": "/home/s3cret"}
 
 

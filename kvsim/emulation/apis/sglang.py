@@ -67,9 +67,9 @@ class Sglang(OpenAI):
             "page_size": plan.page_tokens,
             "max_total_num_tokens": self.capacity_tokens,
             "chunked_prefill_size": plan.engine.max_batch_tokens,
-            "max_running_requests": plan.engine.max_running_requests,
+            "max_running_requests": None,
             "version": "0.5.23",
-            "internal_states": [],
+            "internal_states": [{"effective_max_running_requests_per_dp": plan.engine.max_running_requests}],
         }
         await reply.whole(200, flags)
 

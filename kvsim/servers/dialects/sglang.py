@@ -1,4 +1,4 @@
-"""SGLang (read in 0.5.23): ``/generate`` with ``input_ids``, which tells the tier of cached tokens; facts in ``/server_info``."""
+"""SGLang (0.5.15, 0.5.23): ``/generate`` with ``input_ids``, which tells the tier of cached tokens; facts in ``/server_info``."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,6 +23,8 @@ SETTINGS = frozenset({
     "hicache_storage_backend", "hicache_storage_prefetch_policy", "hicache_write_policy",
 })  # fmt: skip
 """The flags that are kept: what is read of them, and what a reader of a run wants to know."""
+RUNNING = "effective_max_running_requests_per_dp"
+"""Among the state of each of a server's engines: the most requests that it runs."""
 TIERS = ("device", "host", "storage")
 WAITS_S = 30
 """How long a flush waits for running requests, such as the warm-up's last."""
@@ -109,8 +111,16 @@ async def _flags(http: Http) -> dict[str, Any]:
         reply = await http.get(path)
         found = reply.json() if reply.is_good else None
         if isinstance(found, dict):
-            return found
+            return resolved(found)
     return {}
+
+
+def resolved(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a server's flags with how many requests it runs at once: of the flag it says null if it chose that itself."""
+    states = flags.get("internal_states")
+    state = states[0] if isinstance(states, list) and states and isinstance(states[0], dict) else {}
+    running = _whole(state, RUNNING)
+    return {**flags, **({} if running is None else {"max_running_requests": running})}
 
 
 def _tiers(details: Mapping[str, Any]) -> dict[str, int]:

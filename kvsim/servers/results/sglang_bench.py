@@ -13,7 +13,7 @@ import msgspec
 from kvsim.core.request import Request
 from kvsim.results.observed import ObservedRun, ServerFacts
 from kvsim.servers.dialects.base import kept
-from kvsim.servers.dialects.sglang import SETTINGS
+from kvsim.servers.dialects.sglang import SETTINGS, resolved
 from kvsim.servers.results.lists import Lists, read_lists
 from kvsim.servers.results.rows import Row
 
@@ -43,7 +43,7 @@ def facts(document: Mapping[str, Any]) -> ServerFacts | None:
         model=_model(flags),
         page_tokens=sizes["page_size"],
         capacity_tokens=sizes["max_total_num_tokens"],
-        settings=kept(flags, SETTINGS),
+        settings=kept(resolved(flags), SETTINGS),
     )
 
 
