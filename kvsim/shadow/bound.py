@@ -32,6 +32,8 @@ SESSION_BYTES = 130
 """A session whose turns are counted."""
 SESSIONS_SHARE = 16
 """Sessions take one part in this many of the memory."""
+ASSUMED = 0.2
+"""The share of what is taken that may be assumed where it is shown: to count takes as long as serving a tenth of it anew."""
 FULL = 0.75
 """The share of the memory that may be taken after a clean-up, so that the next one is not due at once."""
 
@@ -135,8 +137,9 @@ class Bound:
         assert HELD_BYTES * held <= assumed, f"{held} extents are held, more than assumed"
 
     def measured(self) -> int:
-        """Count again, and return what is taken."""
-        self._count()
+        """Return what is taken, counted again if much of that is only assumed."""
+        if HELD_BYTES * self._new_extents > ASSUMED * self.bytes:
+            self._count()
         return self.bytes
 
     def make_room(self) -> None:

@@ -47,9 +47,10 @@ class LivePageIndex(PageIndex):
     def key_of(self, page: int) -> Any:
         """Return the key of an id; None for one that is not known."""
         at = bisect_right(self._starts, page) - 1
-        keys = self._keys[at] if at >= 0 else []
-        place = page - self._starts[at]
-        return keys[place] if 0 <= place < len(keys) else None
+        if at < 0:
+            return None
+        keys, place = self._keys[at], page - self._starts[at]
+        return keys[place] if place < len(keys) else None
 
     def keys_of(self, start: int, pages: int) -> list[Any]:
         """Return the keys of consecutive ids; None for each that is not known."""

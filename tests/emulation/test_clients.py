@@ -20,7 +20,7 @@ from tests.trace.models import make_model
 
 pytestmark = pytest.mark.long  # each starts a server and a client, which loads a tokenizer's library
 
-CLIENTS = Path("build/clients").resolve()
+CLIENTS = Path(__file__).resolve().parents[2] / "build" / "clients"
 """Where `make clients` installs them."""
 REQUESTS, ANSWER, PROMPT = 24, 20, 1500
 SPEED = 0.2

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvsim.engine import collector
-from kvsim.engine.collector import freeze, without_garbage_collector
+from kvsim.engine.collector import SEARCHED_EVERY, freeze, seldom_collecting, without_garbage_collector
 
 
 @pytest.fixture
@@ -44,3 +44,10 @@ def test_a_run_does_not_count_what_is_frozen(is_frozen: list[bool], monkeypatch:
     monkeypatch.setattr(gc, "get_freeze_count", lambda: pytest.fail("frozen objects were counted"))
     with without_garbage_collector():
         pass
+
+
+def test_the_collector_searches_seldom_during_a_block_only() -> None:
+    before = gc.get_threshold()
+    with seldom_collecting():
+        assert gc.isenabled() and gc.get_threshold()[0] == SEARCHED_EVERY > before[0]
+    assert gc.get_threshold() == before

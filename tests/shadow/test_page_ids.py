@@ -1,5 +1,7 @@
 """Page ids that can be forgotten."""
 
+from random import Random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,3 +55,16 @@ def test_a_prompt_that_was_forgotten_is_new() -> None:
     assert live.forget_all_but([(0, 1)]) == 2
     assert live.lookup("abc") == ((0, 1), (3, 2))
     assert live.forgotten == 2
+
+
+@given(PROMPTS, st.integers(0, 40), st.integers(0, 40), st.integers(1, 5), st.randoms(use_true_random=False))
+def test_keys_of_many_ids_are_those_of_each(prompts: list[list[int]], start: int, pages: int, up_to: int, random: Random) -> None:
+    """Whether they are known, of one stretch or of several, or none."""
+    live = LivePageIndex()
+    extents = [extent for prompt in prompts for extent in live.lookup(keys_of(prompt))]
+    live.forget_all_but(random.sample(extents, len(extents) // 2))
+    assert live.keys_of(start, pages) == [live.key_of(page) for page in range(start, start + pages)]
+    path = [start]
+    while len(path) < up_to:
+        path.append(live.before(path[-1]))
+    assert live.keys_up_to(start, up_to) == [live.key_of(page) for page in path]
