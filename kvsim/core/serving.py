@@ -173,6 +173,8 @@ class ServedCache(Reported):
     """Whether what ``match`` finds with LOOK depends on nothing but pages of the request (``looked_up``)."""
     pauses_after_retraction: bool = True
     """Whether, after a retraction, no request is admitted until one has finished; otherwise, none is in the same step."""
+    counts_last_admission: bool = False
+    """Whether a request's hits are those of its last admission before its first token, not those of its first one."""
 
     @property
     def tree(self) -> RadixTree:
@@ -360,6 +362,8 @@ class Server(Reported):
 
     counts: Any
     """A dataclass of numbers: pages moved and lost."""
+    counts_last_admission: bool = False
+    """As of ``ServedCache``."""
 
     @abstractmethod
     def serve(self, request: Request, pages: int, now: float) -> Any:
@@ -373,19 +377,22 @@ class Server(Reported):
     def finish_request(self, lease: Any) -> None:
         """End a request whose answer is complete, and give back what it holds."""
 
-    def begin(self, request: Request, pages: int, in_all: int, now: float) -> Any:
-        """Admit a request whose prompt takes ``pages`` pages, and ``in_all`` with its answer, as the first moment of several.
+    def begin(self, request: Request, tokens: int, in_all: int, now: float) -> Any:
+        """Admit a request with ``tokens`` known tokens, which takes ``in_all`` pages with its answer, as its first moment.
 
-        For requests that overlap as it was observed: chunks and ``grow`` follow, and ``finish_request``. Otherwise as ``serve``,
-        and a server without moments of its own does everything now.
+        The tokens are those of its prompt and, after ``preempt``, of its answer so far. For requests that overlap as it was
+        observed: chunks and ``grow`` follow, and ``finish_request``. Otherwise as ``serve``, and a server without moments of its
+        own does everything now.
         """
         return self.serve(request, in_all, now)
 
-    def begin_chunk(self, lease: Any, tokens: int) -> None:
-        """Take note that a step begins which computes a prompt up to its first ``tokens`` tokens.
+    def begin_chunk(self, lease: Any, tokens: int) -> bool:
+        """Take note that a step begins which computes a request up to its first ``tokens`` tokens.
 
-        A hook of servers whose pages can be found from then on.
+        A hook of servers that take pages chunk by chunk, or whose pages can be found from then on. Returns False, with nothing
+        changed, if there is no room.
         """
+        return True
 
     def end_chunk(self, lease: Any, tokens: int) -> None:
         """Take note that a prompt has been computed up to its first ``tokens`` tokens.
@@ -393,12 +400,19 @@ class Server(Reported):
         A hook of servers whose pages can only be found then.
         """
 
-    def grow(self, lease: Any, pages: int) -> bool:
+    def grow(self, lease: Any, pages: int, full_pages: int) -> bool:
         """Give a request that has begun so many pages in all. Returns False, with nothing changed, if there is no room.
 
-        A hook of servers that take pages for answers as these grow.
+        A hook of servers that take pages for answers as these grow. All tokens of the first ``full_pages`` pages are known.
         """
         return True
+
+    def preempt(self, lease: Any) -> bool:
+        """Take everything back that a request holds, which begins again later.
+
+        A hook of servers of engines that preempt. Returns False, with nothing changed, without moments of its own.
+        """
+        return False
 
     def reset(self) -> None:
         """Drop every page, because the model's weights have changed."""

@@ -33,10 +33,11 @@ class Loading:
         job.loads, job.ready_loads = [], 0
         if self.lower is not None:
             self._load(self.lower, job, lease, book)
-        if job.admissions == 1 and not job.request.sample:
+        again = self.cache.counts_last_admission and not job.is_prefilled
+        if (job.admissions == 1 or again) and not job.request.sample:
             hits = self.prefetching.hits(lease, job.prefetch)
             job.prefetch = None
-            if not job.is_counted:
+            if not job.is_counted or again and job.counted is not None:
                 job.is_counted, job.counted = True, lease
                 book.hit(job.request, hits, self.engine)
         reused = (lease.gpu_pages + lease.loaded_pages) * self.cache.page_tokens

@@ -1,8 +1,8 @@
 """Replay of requests in the order in which a real engine admitted them, with the overlaps that they had there."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from time import perf_counter
 from typing import Any
 
@@ -15,10 +15,12 @@ from kvsim.engine.outcome import Outcome
 from kvsim.replaying.replay import Replay
 from kvsim.replaying.settings import ReplaySettings
 
-ENDED, COMPUTED, GROWN, ADMITTED = 0, 1, 2, 3
+ENDED, COMPUTED, GROWN, FORMED, PREEMPTED, RESUMED, ADMITTED = range(7)
 """What happens to a request, in the order in which it takes effect if several things happen at the same time."""
-Event = tuple[float, int, int, int]
-"""Time, what happens, the request, and a number: of computed tokens, or of pages."""
+SAME_STEP_S = 0.003
+"""Tokens of a step reach clients within this time, and steps take longer."""
+Event = tuple[float, int, int, int, int]
+"""Time, what happens, the request, how often it had been preempted when that was noted, and a number of tokens or pages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,18 +30,32 @@ class Moments:
     admitted_s: npt.NDArray[np.float64]
     tokens_s: Sequence[npt.NDArray[np.float64]]
     """When each token of its answer was there; with the first one, its prompt is computed, and with the last one, it ends."""
+    pauses_s: Mapping[int, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    """From when to when requests that were preempted had given their pages back, as far as that has been seen."""
+    preemptions: int = 0
+    """How often requests were preempted in all."""
+    formed_s: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    """When the engine formed its steps, as far as that has been seen."""
+    steps_ahead: int = 0
+    """Steps that run while one is formed."""
 
 
 class ObservedReplay(Replay):
     """Plays requests by the moments of a real run. Transfers take no time.
 
-    admitted   it is looked up, and takes the pages of its prompt; the first chunk of that begins
-    computed   a chunk of its prompt ends, and the next one begins: chunks take the time until the first token evenly
-    grown      its answer takes the next page, when the token before that page is there; vLLM then finds the pages before it
-    ended      all of its answer can be found, if answers are cached, and its pages can be evicted
+    admitted    it is looked up, and the first chunk of its prompt begins
+    formed      running requests get their tokens of the step, and pages for these, in the order of admission: a chunk of a
+                prompt, or one token of an answer. Where steps were not seen, chunks take the time until the first token evenly
+    grown       its answer takes the next page, when the token before that page is there; vLLM then finds the pages before it
+    preempted   it gives its pages back
+    resumed     it is looked up again, with its answer so far, all of which is computed until its next token
+    ended       all of its answer can be found, if answers are cached, and its pages can be evicted
 
-    A request for which there is no room must have found some: the engine knows of an end before its client does. So the running
-    request that ends next ends early.
+    Who has no room must have found some: the engine knows of an end before its client does, so the running request that ends next
+    ends early. But nobody sees that a request is preempted before its first token. So if the last one to be admitted is without
+    one, it is preempted, and resumes when there is room for all its tokens, at its first one at the latest.
+
+    A request's hits are those of its first admission or, if its server counts so, of the last one before its first token.
     """
 
     def __init__(self, server: Server, settings: ReplaySettings, chunk_tokens: int) -> None:
@@ -53,74 +69,219 @@ class ObservedReplay(Replay):
         """Play the requests; those that are not played, or can never fit, are rejected."""
         began = perf_counter()
         self._requests, self._moments = requests, moments
+        self._rows: list[Hits | None] = [None] * len(requests)
         self._running: dict[int, Any] = {}
+        """Leases, in the order of admission."""
         self._computed: dict[int, int] = {}
-        """By running request, how many tokens of its prompt have been computed."""
-        self._events: list[Event] = [
-            (at_s, ADMITTED, number, 0) for number, at_s in enumerate(moments.admitted_s.tolist()) if at_s == at_s
-        ]
-        heapify(self._events)
-        rows: list[Hits | None] = [None] * len(requests)
+        """By running request, how many of its known tokens have been computed."""
+        self._chunk_ends: dict[int, int] = {}
+        """By running request, where the chunk ends that is being computed."""
+        self._known: dict[int, int] = {}
+        """By running request, its tokens when it was admitted: those of its prompt, and of its answer so far."""
+        self._waiting: list[int] = []
+        """Requests that were preempted unseen, the next to resume first."""
+        self._preemptions = [0] * len(requests)
+        self._budget = 0
+        """Tokens left of the step that is being formed."""
+        self._events: list[Event] = []
+        for number, at_s in enumerate(moments.admitted_s.tolist()):
+            if at_s == at_s:
+                self._note(at_s, ADMITTED, number)
+        for number, pauses_s in moments.pauses_s.items():
+            for at_s, _ in pauses_s:
+                self._note(at_s, PREEMPTED, number)
+        for at_s in moments.formed_s.tolist():
+            heappush(self._events, (at_s, FORMED, 0, 0, 0))
         while self._events:
-            now, what, number, amount = heappop(self._events)
-            self.now_s = now
-            if what == ADMITTED:
-                rows[number] = self._admit(number, now)
-            elif number in self._running:
-                if what == ENDED:
-                    self._end(number)
-                elif what == COMPUTED:
-                    self._compute(number, amount)
-                else:
-                    self._grow(number, amount)
-        return self._outcome(requests, rows, perf_counter() - began)
+            self._happen(heappop(self._events))
+        return self._outcome(requests, self._rows, perf_counter() - began)
 
-    def _admit(self, number: int, now: float) -> Hits | None:
-        """Admit a request, and note what will happen to it. Returns its hits; None if it can never fit."""
-        request, page_tokens, tokens = self._requests[number], self.server.page_tokens, len(self._moments.tokens_s[number])
-        pages = request.pages_for(request.prompt_tokens, page_tokens)
-        in_all = request.pages_for(request.prompt_tokens + tokens - 1, page_tokens)
-        if in_all > self.server.tiers[0].pool.capacity:
-            return None
-        while (lease := self.server.begin(request, pages, in_all, now)) is None and self._end_next():
+    def _note(self, at_s: float, what: int, number: int, amount: int = 0) -> None:
+        heappush(self._events, (at_s, what, number, self._preemptions[number], amount))
+
+    def _happen(self, event: Event) -> None:
+        now, what, number, preemptions, amount = event
+        self.now_s = now
+        if what == FORMED:
+            self._form()
+            return
+        if what == PREEMPTED:
+            if number in self._running and self._pause_s(number) is not None:
+                self._preempt(number)
+            return
+        if what == ADMITTED:
+            for waiting in self._waiting.copy():  # the first ones of the queue
+                self._admit(waiting)
+        if preemptions != self._preemptions[number]:
+            return
+        if what == ADMITTED or what == RESUMED and number not in self._running:
+            self._admit(number)
+        elif number in self._running:
+            if what == ENDED:
+                self._end(number)
+            elif what == COMPUTED:
+                self._compute(number, amount)
+            elif what == GROWN:
+                self._grow(number, amount, amount - 1)
+
+    # --- admission -----------------------------------------------------------------------------------------------------------
+
+    def _admit(self, number: int) -> None:
+        """Admit a request that must have found room by now. It is left out if it can never fit."""
+        pages = self._pages_in_all(number)
+        if pages > self.server.tiers[0].pool.capacity:
+            return
+        while not self._try(number, pages) and self._end_next():
             pass
-        if lease is None or lease is NEVER_FITS:
-            return None
-        hits: Hits = lease.hits
-        self._running[number], self._computed[number] = lease, sum(hits) * page_tokens
-        self.server.begin_chunk(lease, self._chunk_end(number))
-        self._expect(number, now)
-        return hits
 
-    def _expect(self, number: int, now: float) -> None:
+    def _pages_in_all(self, number: int) -> int:
+        request, tokens = self._requests[number], len(self._moments.tokens_s[number])
+        return request.pages_for(request.prompt_tokens + tokens - 1, self.server.page_tokens)
+
+    def _try(self, number: int, pages: int) -> bool:
+        """Admit a request, for the first time or again, if there is room, and note what will happen to it."""
+        request, now = self._requests[number], self.now_s
+        generated = int(np.searchsorted(self._moments.tokens_s[number], now, side="right")) if self._preemptions[number] else 0
+        known = request.prompt_tokens + generated
+        lease = self.server.begin(request, known, pages, now)
+        if lease is None or lease is NEVER_FITS:
+            return False
+        if number in self._waiting:
+            self._waiting.remove(number)
+        if self._rows[number] is None or not generated and self.server.counts_last_admission:
+            self._rows[number] = lease.hits
+        self._running[number], self._known[number] = lease, known
+        self._computed[number] = min(sum(lease.hits) * self.server.page_tokens, known - 1)
+        self._expect(number, generated)
+        if not len(self._moments.formed_s):
+            self._grow(number, request.pages_for(known, self.server.page_tokens), 0)
+        if len(self._running) == 1 or self._budget <= 0:
+            self._budget = self.chunk_tokens
+        self._begin_chunk(number)
+        return True
+
+    def _resume_waiting(self) -> None:
+        """Admit again those that were preempted unseen, as long as there is room."""
+        while self._waiting and self._try(self._waiting[0], self._pages_in_all(self._waiting[0])):
+            pass
+
+    def _expect(self, number: int, generated: int) -> None:
         """Note what will happen to a request that is admitted now. The KV of an answer's last token is never computed."""
-        request, page_tokens, tokens_s = self._requests[number], self.server.page_tokens, self._moments.tokens_s[number]
-        prompt, done = request.prompt_tokens, self._computed[number]
-        ends, first_s = [*range(done + self.chunk_tokens, prompt, self.chunk_tokens), prompt], max(now, float(tokens_s[0]))
-        for end in ends:
-            at_s = now + (first_s - now) * (end - done) / (prompt - done) if end < prompt else first_s
-            heappush(self._events, (at_s, COMPUTED, number, end))
-        first = -(-prompt // page_tokens) * page_tokens
+        now, page_tokens, tokens_s = self.now_s, self.server.page_tokens, self._moments.tokens_s[number]
+        known, done, prompt = self._known[number], self._computed[number], self._requests[number].prompt_tokens
+        next_s = max(now, float(tokens_s[min(generated, len(tokens_s) - 1)]))
+        if not self._is_seen(now, next_s):
+            for end in range(done + self.chunk_tokens, known, self.chunk_tokens):
+                self._note(now + (next_s - now) * (end - done) / (known - done), COMPUTED, number, end)
+        self._note(next_s, COMPUTED, number, known)
+        first = -(-known // page_tokens) * page_tokens
         for position in range(first, prompt + len(tokens_s) - 1, page_tokens):
             at_s = max(now, float(tokens_s[position - prompt]))
-            heappush(self._events, (at_s, GROWN, number, position // page_tokens + 1))
-        heappush(self._events, (max(now, float(tokens_s[-1])), ENDED, number, 0))
+            self._note(at_s, GROWN, number, position // page_tokens + 1)
+        self._note(max(now, float(tokens_s[-1])), ENDED, number)
 
-    def _chunk_end(self, number: int) -> int:
-        """Return the token up to which the next chunk of a prompt goes."""
-        return min(self._computed[number] + self.chunk_tokens, self._requests[number].prompt_tokens)
+    # --- what running requests do --------------------------------------------------------------------------------------------
+
+    def _is_seen(self, begin_s: float, end_s: float) -> bool:
+        """Whether steps were seen to be formed between these times."""
+        formed_s = self._moments.formed_s
+        return bool(((formed_s > begin_s) & (formed_s < end_s - SAME_STEP_S)).any())
+
+    def _form(self) -> None:
+        """Form a step of running requests: those with a prompt compute its next chunk, the others a token.
+
+        Unless one is preempted, those that wait are admitted again.
+        """
+        self._budget, waiting = self.chunk_tokens, len(self._waiting)
+        for number in list(self._running):
+            if number in self._running:
+                if self._computed[number] < self._known[number]:
+                    self._end_chunk(number)
+                if self._computed[number] < self._known[number]:
+                    self._begin_chunk(number)
+                else:
+                    self._decode(number)
+        if len(self._waiting) == waiting:
+            self._resume_waiting()
+
+    def _decode(self, number: int) -> None:
+        """Take the page for the next token of an answer that a step computes, if any is left."""
+        tokens_s = self._moments.tokens_s[number]
+        tokens = int(np.searchsorted(tokens_s, self.now_s, side="right")) + self._moments.steps_ahead
+        if 0 < tokens < len(tokens_s):
+            self._budget -= 1
+            request, ahead = self._requests[number], self._moments.steps_ahead
+            pages = request.pages_for(request.prompt_tokens + tokens, self.server.page_tokens)
+            self._grow(number, pages, pages - 1 - ahead)
+
+    def _begin_chunk(self, number: int) -> None:
+        """Begin the next chunk of a request, unless the step is full, or it is preempted for lack of room."""
+        self._chunk_ends[number] = begin = self._computed[number]
+        tokens = max(0, min(self._budget, self._known[number] - begin))
+        while not self.server.begin_chunk(self._running[number], begin + tokens):
+            if not self._find_room(number):
+                return
+        self._chunk_ends[number] = begin + tokens
+        self._budget -= tokens
+
+    def _end_chunk(self, number: int) -> None:
+        self._computed[number] = self._chunk_ends[number]
+        self.server.end_chunk(self._running[number], self._computed[number])
 
     def _compute(self, number: int, tokens: int) -> None:
-        """End a chunk of a prompt, and begin the next one."""
-        lease = self._running[number]
-        self.server.end_chunk(lease, tokens)
-        self._computed[number] = tokens
-        if tokens < self._requests[number].prompt_tokens:
-            self.server.begin_chunk(lease, self._chunk_end(number))
+        """Compute a request up to its first ``tokens`` known tokens, and begin the chunk after them."""
+        while number in self._running and self._computed[number] < tokens:
+            self._end_chunk(number)
+            if self._computed[number] < self._known[number]:
+                self._budget = self.chunk_tokens
+                self._begin_chunk(number)
 
-    def _grow(self, number: int, pages: int) -> None:
-        while not self.server.grow(self._running[number], pages) and self._end_next(but=number):
+    def _grow(self, number: int, pages: int, full_pages: int) -> None:
+        while not self.server.grow(self._running[number], pages, full_pages) and self._find_room(number):
             pass
+
+    def _find_room(self, number: int) -> bool:
+        """Make room for a running request. Returns False if it is preempted itself, or no other one is running."""
+        last: int = next(reversed(self._running))
+        if self._pause_s(last) is not None and self._preempt(last):
+            return last != number
+        again_s = self._resumes_by(last)
+        if again_s is not None and self._preempt(last):
+            self._waiting.insert(0, last)
+            self._note(again_s, RESUMED, last)
+            return last != number
+        return self._end_next(but=number)
+
+    def _pause_s(self, number: int) -> float | None:
+        """Return when a request resumes that was seen to be preempted by now and to resume later; None for others."""
+        return next((end_s for begin_s, end_s in self._moments.pauses_s.get(number, ()) if begin_s <= self.now_s < end_s), None)
+
+    def _resumes_by(self, number: int) -> float | None:
+        """Return when a request runs again at the latest if it is preempted now unseen; None if it cannot be, since it goes on.
+
+        If the step that runs computes its last known token, it gets the next one from that, and misses a step after it.
+        """
+        if sum(self._preemptions) >= self._moments.preemptions:
+            return None
+        tokens_s = self._moments.tokens_s[number]
+        next_at = int(np.searchsorted(tokens_s, self.now_s, side="right"))
+        if self._chunk_ends[number] < self._known[number]:
+            return float(np.nextafter(tokens_s[0], -np.inf)) if not next_at else None
+        if next_at + 1 >= len(tokens_s):
+            return None
+        next_s, after_s = (float(at_s) for at_s in tokens_s[next_at : next_at + 2])
+        return after_s if self._is_seen(next_s + SAME_STEP_S, after_s) else None
+
+    def _preempt(self, number: int) -> bool:
+        """Take back what a request holds, where engines do that. It resumes when that has been seen."""
+        again_s = self._pause_s(number)
+        if not self.server.preempt(self._running[number]):
+            return False
+        del self._running[number], self._computed[number], self._known[number], self._chunk_ends[number]
+        self._preemptions[number] += 1
+        if again_s is not None:
+            self._note(again_s, RESUMED, number)
+        return True
 
     def _end_next(self, but: int = -1) -> bool:
         """End the running request that ends next, other than ``but``. Returns False if there is none."""
@@ -131,7 +292,7 @@ class ObservedReplay(Replay):
 
     def _end(self, number: int) -> None:
         """End a request, and what is left of its prompt before."""
-        while self._computed[number] < self._requests[number].prompt_tokens:
-            self._compute(number, self._chunk_end(number))
-        del self._computed[number]
-        self.server.finish_request(self._running.pop(number))
+        self._compute(number, self._known[number])
+        if number in self._running:
+            del self._computed[number], self._known[number], self._chunk_ends[number]
+            self.server.finish_request(self._running.pop(number))

@@ -20,6 +20,7 @@ class PassingServer(Server):
     def __init__(self, server: Server) -> None:
         self.server = server
         self.tiers, self.counts, self.page_tokens = server.tiers, server.counts, server.page_tokens
+        self.counts_last_admission = server.counts_last_admission
 
     @property
     def tree(self) -> RadixTree:

@@ -1,7 +1,8 @@
 """How a server is simulated: the settings of kvsim for what it says of itself, and its requests as they were sent."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import Any
 
@@ -59,6 +60,8 @@ class Engine:
     """The flags of what may be a CPU tier."""
     host_line: str = ""
     """What a user reads of a server that has one of them and does not say how large its tier is."""
+    until: Mapping[tuple[int, int], Mapping[str, str]] = field(default_factory=dict)
+    """Settings that play versions up to one (major, minor), which did something otherwise than the preset."""
 
 
 def _is_set(value: Any) -> bool:
@@ -118,6 +121,7 @@ ENGINES: Mapping[str, Engine] = {
                 "the server speculates {value} tokens ahead (speculative_config), the simulation does not",
             ),
         ),
+        until={(0, 25): {"rules.version": "0.25.1"}},
         host_flags=("kv_transfer_config.kv_connector", "cache_config.kv_offloading_size"),
         host_line="the server has a KV connector: if that offloads to the CPU, set preset=vllm_offload and tiers.cpu.capacity",
     ),
@@ -214,6 +218,15 @@ def overrides_of(facts: ServerFacts, overrides: Sequence[str]) -> tuple[list[str
     return [f"{key}={value}" for key, value in wanted.items() if not given(keys, key)], notes
 
 
+def _of_version(engine: Engine, facts: ServerFacts) -> dict[str, str]:
+    """Return the settings that play a server's version; none if it does not say."""
+    version = re.match(r"(\d+)\.(\d+)", facts.version or "")
+    if version is None:
+        return {}
+    number = int(version[1]), int(version[2])
+    return {key: value for last, settings in engine.until.items() if number <= last for key, value in settings.items()}
+
+
 def _not_simulated(engine: Engine, facts: ServerFacts, preset: str, keys: set[str]) -> list[str]:
     """Return a line on each thing that the server has and the simulation has not."""
     others = [one.preset for one in ENGINES.values() if one is not engine]
@@ -244,17 +257,15 @@ def _host_capacity(engine: Engine | None, facts: ServerFacts) -> str | None:
 
 
 def _of_flags(engine: Engine, facts: ServerFacts, preset: str | None, keys: set[str]) -> dict[str, str]:
-    """Return the settings for the server's flags: those of rules only if the rules are the engine's, those of placement only
-    with a CPU tier."""
-    is_own = preset is None or preset.startswith(engine.preset)
-    found = {}
+    """Return the settings for the server's version and flags: those of rules only if the rules are the engine's, those of
+    placement only with a CPU tier."""
+    told = _of_version(engine, facts)
     for flag in engine.flags:
-        applies = is_own and not given(keys, "rules") or not flag.key.startswith("rules.")
-        if flag.name in facts.settings and applies and (flag.key != "placement" or _has_host(engine, facts, keys)):
-            text = flag.text(facts.settings[flag.name])
-            if text is not None:
-                found[flag.key] = text
-    return found
+        text = flag.text(facts.settings[flag.name]) if flag.name in facts.settings else None
+        if text is not None and (flag.key != "placement" or _has_host(engine, facts, keys)):
+            told[flag.key] = text
+    is_own = (preset is None or preset.startswith(engine.preset)) and not given(keys, "rules")
+    return {key: text for key, text in told.items() if is_own or not key.startswith("rules.")}
 
 
 def as_played(requests: Sequence[Request], run: ObservedRun) -> tuple[list[Request], str]:

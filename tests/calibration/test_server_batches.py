@@ -20,9 +20,11 @@ from kvsim.calibration.server.batches import (
 from kvsim.calibration.server.measure import is_disturbed, limits_of, seen_of, step_tokens_of
 from kvsim.calibration.server.measurements import Measurements, Played, Seen, reading, relative_error, samples
 from kvsim.calibration.server.rounds import BETWEEN_S, PAUSE_S, TOUCHED_PAUSE_S, Pace, RoundMaker
-from kvsim.calibration.server.step_times import burst, chunks, works
+from kvsim.calibration.server.step_times import Point, burst, chunks, expected_s, works
 from kvsim.errors import UsageError
+from kvsim.hardware.spec import LinearHardware
 from kvsim.results.observed import ObservedRun, ServerFacts
+from tests.engine.small import HARDWARE, MODEL
 
 LARGE = Limits(step_tokens=8192, longest_tokens=32768, requests=256, context_tokens=200_000)
 SMALL = Limits(step_tokens=512, longest_tokens=600, requests=9, context_tokens=2000)
@@ -43,10 +45,10 @@ def test_all_batches_fit_the_server_in_whole_pages(limits: Limits, page_tokens: 
 def test_held_out_batches_lie_between_others_and_are_none_of_them() -> None:
     batches = design(LARGE, 16, seed=0)
     held_out = [batch for batch in batches if batch.is_held_out]
-    assert len(held_out) == 15 and len(set(batches)) == len(batches)
+    assert len(held_out) == 16 and len(set(batches)) == len(batches)
     for batch in held_out:
         same = [other for other in batches if other.kind == batch.kind and not other.is_held_out]
-        for name in ("tokens", "requests", "context"):
+        for name in ("tokens", "requests", "context", "slots"):
             sizes = [getattr(other, name) for other in same]
             assert min(sizes) <= getattr(batch, name) <= max(sizes)
     assert [batch for batch in design(LARGE, 16, seed=1) if batch.is_held_out] != held_out
@@ -136,9 +138,42 @@ def seen(sent_s: float, *times_s: float, output_tokens: int | None = None, cache
     )  # fmt: skip
 
 
-def test_a_prompt_takes_until_its_first_token_and_a_burst_until_the_last_one() -> None:
+def test_a_prompt_takes_until_its_first_token_and_a_burst_from_the_first_one_to_the_last() -> None:
     assert samples(Batch(kind=PROMPT, tokens=16), [seen(1.0, 1.5)]) == [0.5]
-    assert samples(Batch(kind=BURST, tokens=16, requests=2), [seen(1.0, 3.0), seen(1.1, 2.0)]) == [2.0]
+    batch = Batch(kind=BURST, tokens=16, requests=3)
+    assert samples(batch, [seen(1.0, 2.0), seen(1.02, 5.0), seen(1.02, 4.0)]) == [3.0]
+    assert samples(batch, [seen(1.02, 2.5), seen(1.0, 2.0), seen(1.02, 4.0)]) == [2.0]
+    assert samples(batch, [seen(1.0, 2.0), seen(1.002, 5.0), seen(1.02, 4.0)]) == [], "it was not sent ahead"
+    assert samples(batch, [seen(1.0, 2.0), seen(1.02, 2.004), seen(1.02, 4.0)]) == [], "it was not computed alone"
+    assert samples(Batch(kind=BURST, tokens=16, requests=1), [seen(1.0, 2.0)]) == []
+
+
+def test_a_burst_is_expected_to_take_the_steps_after_those_of_its_first_prompt() -> None:
+    """Steps of 8 tokens: prompts of 12 take 8, 4, and then 8 and 4 and 8, and 4 again."""
+    requests = [seen(1.0, 2.0), seen(1.02, 5.0), seen(1.02, 4.0)]
+    found = reading(Batch(kind=BURST, tokens=12, requests=3), [Played(batch=0, round=0, requests=requests)])
+    assert found is not None
+    one = Point(reading=found, works=works(found, measurements(joins=True, step_tokens=8)))
+    assert ([work.chunks for work in one.works], one.untimed) == ([[(8, 0)], [(4, 8)], [(8, 0)], [(4, 8), (4, 0)], [(8, 4)]], 2)
+    none = {"decode_request_s": 0.0, "chunk_context_s": 0.0, "decode_context_s": 0.0}
+    hardware = LinearHardware(**HARDWARE, fixed_s=1.0, prefill_token_s=0.5, **none)
+    assert expected_s([one], MODEL, hardware) == pytest.approx([3 * 1.0 + 24 * 0.5])
+
+
+def test_decoding_requests_have_contexts_in_common() -> None:
+    """Four requests with 96, 80, 48 and 32 tokens begin with two contexts in turn: the third has all of its 48 in common with the
+    first one, and the fourth all of its 32 with the second one."""
+    batch = Batch(kind=DECODE, requests=4, context=64, slots=2)
+    assert (batch.contexts(16), contexts([batch], 16), batch.repeated_tokens(16)) == ([96, 80, 48, 32], [96, 80], 80)
+    assert (
+        Batch(kind=DECODE, requests=4, context=64).repeated_tokens(16) == Batch(kind=PROMPT, tokens=16).repeated_tokens(16) == 0
+    )
+    assert batch.label() == "4 decoding after 64 in 2 contexts"
+    made = RoundMaker(contexts([batch], 16), 16, first_page=1).make([batch], lambda _: Pace(0.0, 0.0, 0.0, 0.0))
+    starts = [request.runs[0][0] for request in made.requests[made.members[0].start :]]
+    assert starts[:2] == starts[2:] and starts[0] != starts[1]
+    found = reading(batch, [Played(batch=0, round=0, requests=[seen(0.0, *np.arange(1.0, 12.0))] * 4)])
+    assert found is not None and [work.repeated_context_tokens for work in works(found, measurements(joins=True))] == [80]
 
 
 def test_a_decode_step_is_timed_while_all_requests_decode() -> None:
@@ -202,9 +237,9 @@ MIXED_PLAYED = Played(
 )
 
 
-def measurements(*, joins: bool) -> Measurements:
+def measurements(*, joins: bool, step_tokens: int = 512) -> Measurements:
     return Measurements(
-        source="", engine="vllm", version=None, served_model=None, step_tokens=512, joins_prompts=joins, page_tokens=16,
+        source="", engine="vllm", version=None, served_model=None, step_tokens=step_tokens, joins_prompts=joins, page_tokens=16,
         seconds=0.0, batches=[], played=[],
     )  # fmt: skip
 

@@ -110,7 +110,7 @@ def test_the_fit_predicts_batches_that_it_has_not_seen(vllm: VirtualServer, meas
     fits = fit_all(points(measured), vllm.plan.model, START)
     assert [one.name for one in fits] == ["roofline", "curves"]
     held_out = fits[0].summary(points(measured), is_held_out=True)
-    assert held_out.batches == 15 and held_out.median < 0.005 and held_out.most < 0.02
+    assert held_out.batches == 16 and held_out.median < 0.005 and held_out.most < 0.02
     assert fits[0].hardware.request_overhead_s == pytest.approx(5e-3, abs=3e-4)
     assert fits[1].summary(points(measured), is_held_out=True).median < 0.03
 
@@ -123,7 +123,12 @@ def test_a_machine_whose_parts_add_up_is_met_by_curves(vllm: VirtualServer) -> N
     assert (best.name, other.name) == ("curves", "roofline")
     held_out = best.summary(known, is_held_out=True)
     assert held_out.median < 0.025 and held_out.most < 0.1
-    assert other.summary(known, is_held_out=True).median > 2 * held_out.median
+    assert hardware.compute_curves is not None and best.hardware.compute_curves is not None
+    found, true = best.hardware.compute_curves, hardware.compute_curves
+    assert found.rested_prefill_share == pytest.approx(true.rested_prefill_share, abs=0.1) != 1
+    assert found.warming_s == pytest.approx(true.warming_s, rel=0.3)
+    assert found.repeated_context_share == pytest.approx(true.repeated_context_share, abs=0.25) != 1
+    assert other.summary(known, is_held_out=True).median > 1.5 * held_out.median
 
 
 def test_a_server_faster_than_its_machine_has_a_higher_peak(vllm: VirtualServer, measured: Measurements) -> None:
@@ -166,5 +171,7 @@ def test_without_held_out_batches_the_fitted_ones_choose(vllm: VirtualServer, me
 
 
 def test_what_a_batch_is_expected_to_take_is_what_it_takes(vllm: VirtualServer, measured: Measurements) -> None:
-    expected = [batch_s(one.batch, measured, vllm.plan.model, TRUTH) for one in readings(measured)]
-    assert [one.seconds for one in readings(measured)] == pytest.approx(expected, rel=0.02)
+    known = points(measured)
+    assert [one.reading.seconds for one in known] == pytest.approx(expected_s(known, vllm.plan.model, TRUTH), rel=0.02)
+    guessed = [batch_s(one.reading.batch, measured, vllm.plan.model, TRUTH) for one in known if one.reading.batch.kind != BURST]
+    assert [one.reading.seconds for one in known if one.reading.batch.kind != BURST] == pytest.approx(guessed, rel=0.02)

@@ -60,6 +60,17 @@ def test_the_tensor_parallel_gpus_of_a_server_are_those_of_each_stage() -> None:
     assert "hardware.tensor_parallel=4" in found and not any(line.startswith("hardware.gpus") for line in found) and notes == []
 
 
+@pytest.mark.parametrize(
+    ("version", "line"),
+    [("0.25.1", "rules.version=0.25.1"), ("0.19.0rc1", "rules.version=0.25.1"), ("0.26.0", ""), ("0.33.0", ""), (None, "")],
+)
+def test_the_version_of_a_server_is_played(version: str | None, line: str) -> None:
+    found, _ = overrides_of(facts("vllm", VLLM, version=version), [])
+    assert [one for one in found if one.startswith("rules.version")] == [line][: bool(line)]
+    other, _ = overrides_of(facts("vllm", VLLM, version=version), ["rules=default"])
+    assert not any(one.startswith("rules") for one in other)
+
+
 def test_an_unknown_server_has_no_preset() -> None:
     assert overrides_of(ServerFacts(engine="openai"), []) == ([], [])
 

@@ -17,6 +17,7 @@ MIXED: Kind = "mixed"
 KINDS: tuple[Kind, ...] = (PROMPT, BURST, DECODE, MIXED)
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
 """A number of tokens or requests, as a file may say it."""
+Slots = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 GRAIN = 16
 """Tokens of prompts and contexts are multiples of this and of the server's page size."""
 ARRIVALS = 3
@@ -30,24 +31,26 @@ PROMPTS = (
     (64, 2048), (256, 4096), (16, 16384), (256, 16384), (1024, 8192), (2048, 4096), (2048, 16384),
 )  # fmt: skip
 """(tokens to compute, cached tokens before them)."""
-BURSTS = ((512, 12), (2048, 8))
-"""(tokens to compute of each prompt, prompts)."""
+BURSTS = ((2048, 8), (8192, 6))
+"""(tokens to compute of each prompt, prompts): the second keeps a GPU busy for about a second, so that it slows down."""
 DECODES = (
     (1, 128), (1, 4096), (1, 16384), (4, 1024), (8, 4096), (16, 256), (16, 2048), (16, 10240), (32, 256), (32, 2048), (32, 8192),
     (48, 8192), (64, 256), (64, 1536), (128, 128), (128, 768),
 )  # fmt: skip
 """(requests, cached tokens of each on average)."""
+SHARED_DECODES = ((8, 8192, 2), (16, 4096, 1), (16, 8192, 4), (48, 8192, 8))
+"""(requests, cached tokens of each on average, contexts that they have in common): a GPU reads what they share more quickly."""
 MIXES = (
     (256, 8, 1024), (1024, 8, 1024), (4096, 8, 1024), (512, 32, 1024), (2048, 32, 1024), (256, 64, 256), (1024, 64, 1024),
-    (512, 16, 8192), (2048, 32, 8192), (512, 48, 8192),
+    (512, 16, 8192), (2048, 32, 8192), (512, 48, 8192), (7680, 16, 8192), (7680, 48, 2048),
 )  # fmt: skip
 """(tokens to compute, decoding requests, cached tokens of each on average)."""
 SHORTEST = 0.5
 """The shortest context of requests that decode together, relative to their average: contexts differ, as those of real requests
 do, from this to 2 - this in even steps."""
 SLOTS = 16
-"""Different contexts: further requests share those of the first ones, so that many tokens are read though few are kept."""
-HELD_OUT = {PROMPT: 6, BURST: 1, DECODE: 5, MIXED: 3}
+"""Different contexts at most: further requests share those of others, so that many tokens are read though few are kept."""
+HELD_OUT = {PROMPT: 6, BURST: 1, DECODE: 6, MIXED: 3}
 """How many batches of each kind only show how well the others predict."""
 
 
@@ -62,6 +65,8 @@ class Batch:
     """Decoding requests, or prompts of a burst; 0 for a prompt alone."""
     context: Count = 0
     """Cached tokens before those of the prompt, or of each decoding request on average."""
+    slots: Slots = SLOTS
+    """Different contexts at most: one decoding request after another begins with the next one of these, and again."""
     is_held_out: bool = False
 
     @property
@@ -89,6 +94,11 @@ class Batch:
         shares = (SHORTEST + (steps - number) / steps * 2 * (1 - SHORTEST) for number in range(steps + 1))
         return [max(1, round(share * self.context / grain)) * grain for share in shares]
 
+    def repeated_tokens(self, grain: int) -> int:
+        """Return the cached tokens that decoding requests have in common with others, without those of one of them for each."""
+        own = self.contexts(grain) if self.decoding else []
+        return sum(own) - sum(max(own[slot :: self.slots]) for slot in range(min(self.slots, len(own))))
+
     def longest_tokens(self, grain: int) -> int:
         """Return the most tokens of a prompt and its answer in the batch."""
         alone = self.tokens + (self.context if self.kind == PROMPT else 0)
@@ -102,7 +112,8 @@ class Batch:
             return f"prompt of {self.tokens:,}{after}"
         if self.kind == BURST:
             return f"{self.requests} prompts of {self.tokens:,}"
-        decoding = f"{self.requests} decoding{after}"
+        common = f" in {self.slots} contexts" if self.requests > self.slots != SLOTS else ""
+        decoding = f"{self.requests} decoding{after}{common}"
         return f"{decoding}, prompt of {self.tokens:,}" if self.kind == MIXED else decoding
 
 
@@ -132,7 +143,7 @@ class Limits:
 
 def contexts(batches: Sequence[Batch], grain: int) -> list[int]:
     """Return the tokens of each context that the batches need: a batch begins with the first ones, cut to its lengths."""
-    return [max(lengths) for lengths in zip_longest(*(batch.contexts(grain)[:SLOTS] for batch in batches), fillvalue=0)]
+    return [max(lengths) for lengths in zip_longest(*(batch.contexts(grain)[: batch.slots] for batch in batches), fillvalue=0)]
 
 
 def design(limits: Limits, page_tokens: int, seed: int) -> list[Batch]:
@@ -142,6 +153,7 @@ def design(limits: Limits, page_tokens: int, seed: int) -> list[Batch]:
         *(Batch(kind=PROMPT, tokens=tokens, context=context) for tokens, context in PROMPTS),
         *(Batch(kind=BURST, tokens=tokens, requests=prompts) for tokens, prompts in BURSTS),
         *(Batch(kind=DECODE, requests=requests, context=context) for requests, context in DECODES),
+        *(Batch(kind=DECODE, requests=requests, context=context, slots=slots) for requests, context, slots in SHARED_DECODES),
         *(Batch(kind=MIXED, tokens=tokens, requests=requests, context=context) for tokens, requests, context in MIXES),
     ]
     fitting = list(dict.fromkeys(whole(batch, grain) for batch in designed))
@@ -171,8 +183,10 @@ def held_out(designed: Sequence[Batch], limits: Limits, grain: int, kind: Kind, 
     for _ in range(100 if len(known) > 1 else 0):
         one, other = (known[number] for number in rng.choice(len(known), 2, replace=False))
         share = float(rng.uniform(0.25, 0.75))
-        sizes = [between(getattr(one, name), getattr(other, name), share) for name in ("tokens", "requests", "context")]
-        batch = whole(Batch(kind=kind, tokens=sizes[0], requests=sizes[1], context=sizes[2], is_held_out=True), grain)
+        sizes = {
+            name: between(getattr(one, name), getattr(other, name), share) for name in ("tokens", "requests", "context", "slots")
+        }
+        batch = whole(Batch(kind=kind, **sizes, is_held_out=True), grain)
         is_new = replace(batch, is_held_out=False) not in designed and batch not in drawn
         if is_new and limits.hold(batch, grain) and sum(contexts([*designed, *drawn, batch], grain)) <= limits.context_tokens:
             drawn.append(batch)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvsim.calibration.server.batches import SLOTS
 from kvsim.calibration.server.least_squares import Vector, least_squares
 from kvsim.calibration.server.rows import Rows
 from kvsim.calibration.server.step_times import Point, expected_s
@@ -53,6 +54,8 @@ RESTED = Parameter(0.97, 0.5, 1.0, 0.1)
 """``ComputeCurves.rested_prefill_share``. At 1, the time constant would have no slope."""
 WARMING = Parameter(0.25, 0.02, 5.0, 1.0)
 """``ComputeCurves.warming_s``."""
+SHARED, APART = Parameter(1.0, 0.2, 1.0, 0.5), Parameter(1.0, 1.0, 1.0, 0.5)
+"""``ComputeCurves.repeated_context_share``, where requests have shared contexts on purpose, and where they have not."""
 SMOOTHNESS = 0.2
 """Neighbours that differ by this much cost as much as one reading that is off by ``NOISE``."""
 TILES = (1, 128)
@@ -213,15 +216,17 @@ def curves_form(start: HardwareSpec, roofline: HardwareSpec, points: Sequence[Po
     works = [work for point in points if not point.reading.batch.is_held_out for work in point.works]
     rows = Rows(start, roofline, model, works)
     factor = Parameter(0.0, -3.0, 3.0, 0.5)
-    parameters = [*overheads(roofline), RESTED, WARMING, *[factor] * rows.count]
-    own = len(OVERHEADS)
-    neighbours = [(own + 2 + one, own + 2 + other) for one, other in rows.neighbours()]
+    is_shared = any(point.reading.batch.slots < SLOTS for point in points)
+    parameters = [*overheads(roofline), RESTED, WARMING, SHARED if is_shared else APART, *[factor] * rows.count]
+    own, first = len(OVERHEADS), len(OVERHEADS) + 3
+    neighbours = [(first + one, first + other) for one, other in rows.neighbours()]
 
     def machine(values: Vector) -> HardwareSpec:
         curves = replace(
-            rows.curves(values[own + 2 :]),
+            rows.curves(values[first:]),
             rested_prefill_share=float(values[own]),
             warming_s=float(values[own + 1]),
+            repeated_context_share=float(values[own + 2]),
             prefill_tile_tokens=tile_tokens,
         )
         return replace(with_overheads(roofline, values[:own]), compute_curves=curves)

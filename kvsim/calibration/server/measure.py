@@ -11,9 +11,9 @@ from statistics import median
 import numpy as np
 
 from kvsim.calibration.server.batches import BURST, DECODE, MIXED, PROMPT, Batch, Limits, contexts, design, grain_of
-from kvsim.calibration.server.measurements import Measurements, Played, Seen, needs_more, readings
+from kvsim.calibration.server.measurements import Measurements, Played, Seen, needs_more
 from kvsim.calibration.server.rounds import Pace, RoundMaker
-from kvsim.calibration.server.step_times import batch_s
+from kvsim.calibration.server.step_times import batch_s, expected_s, points
 from kvsim.core.request import Request
 from kvsim.errors import UsageError
 from kvsim.hardware.spec import HardwareSpec
@@ -182,8 +182,9 @@ def number_of(facts: ServerFacts, names: Sequence[str]) -> int | None:
 
 def slower_than(measured: Measurements, model: ModelSpec, expected: HardwareSpec) -> float:
     """Return how many times as long as on a machine, at least once, a server's batches have taken so far."""
-    known = [one.seconds / batch_s(one.batch, measured, model, expected) for one in readings(measured)]
-    return max(1.0, median(known)) if known else UNKNOWN_PACE
+    known = points(measured)
+    took = [one.reading.seconds / seconds for one, seconds in zip(known, expected_s(known, model, expected), strict=True)]
+    return max(1.0, median(took)) if took else UNKNOWN_PACE
 
 
 def pace_of(batch: Batch, slower: float, measured: Measurements, model: ModelSpec, expected: HardwareSpec) -> Pace:

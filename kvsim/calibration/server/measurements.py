@@ -19,6 +19,10 @@ SCHEMA = 1
 AboveZero = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 AFTERWARDS = 2
 """Tokens after a mixed step until steps are plain again."""
+LEAST_LEAD_S = 0.01
+"""By how much the first prompt of a burst must be sent before the others."""
+SAME_STEP_S = 0.005
+"""First tokens of a step reach a client within this time, which is busy with all of them."""
 NEAR = 4
 """Plain steps before a mixed one, and after it, that it is compared with."""
 
@@ -195,7 +199,8 @@ def samples(batch: Batch, requests: Sequence[Seen]) -> list[float]:
     """Return the seconds that a batch, played once, shows: nothing if a request failed.
 
     prompt   from sending it to its first token
-    burst    from sending the first prompt to the last one's first token
+    burst    from the first token of the first prompt to that of the last one, if the first one was sent ahead of the others and
+             computed alone: what it takes a server to take them all in at once is no part of its steps
     decode   the time of a step while all requests decode: the mean within each request, the median of these
     mixed    the step that computes a prompt, of each prompt that is there alone: the median over the decoding requests
     """
@@ -205,13 +210,20 @@ def samples(batch: Batch, requests: Sequence[Seen]) -> list[float]:
     if batch.kind == PROMPT:
         values = [seen.times_s[0] - seen.sent_s for seen in prompts]
     elif batch.kind == BURST:
-        values = [max(seen.times_s[0] for seen in prompts) - min(seen.sent_s for seen in prompts)]
+        values = burst_s(prompts)
     elif batch.kind == DECODE:
         values = [step_s(decoding)]
     else:
         plain = [plain_steps(seen, prompts) for seen in decoding]
         values = [mixed_step_s(decoding, plain, prompt) for prompt in timed(prompts, decoding)]
     return [value for value in values if value > 0]
+
+
+def burst_s(prompts: Sequence[Seen]) -> list[float]:
+    """Return the time from the first prompt's first token to the last one's, if the first prompt was sent and computed alone."""
+    sent_s, first_s = (sorted(values) for values in zip(*[(seen.sent_s, seen.times_s[0]) for seen in prompts], strict=True))
+    is_alone = len(prompts) > 1 and sent_s[1] >= sent_s[0] + LEAST_LEAD_S and first_s[1] > first_s[0] + SAME_STEP_S
+    return [first_s[-1] - first_s[0]] if is_alone else []
 
 
 def timed(prompts: Sequence[Seen], decoding: Sequence[Seen]) -> list[Seen]:

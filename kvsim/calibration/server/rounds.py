@@ -12,6 +12,8 @@ PAUSE_S = 0.02
 TOUCHED_PAUSE_S = 0.2
 BETWEEN_S = 4e-3
 """From one decoding request of a batch to the next, so that a server takes them in order: the last one usually ends last."""
+BURST_LEAD_S = 0.02
+"""From the first prompt of a burst to the others: a server begins with the first one alone, and has the others when that ends."""
 LEAD_STEPS, SPARE_STEPS = 10, 6
 """Decode steps before the first prompt of a mixed batch arrives, and between two of them beside the step of the prompt itself."""
 
@@ -70,8 +72,9 @@ class RoundMaker:
         if batch.kind == PROMPT:
             self._add(requests, self._path(0, batch.context, batch.tokens), 1, after, pause_s)
         if batch.kind == BURST:
-            for _ in range(batch.requests):
-                self._add(requests, self._path(0, 0, batch.tokens), 1, after, pause_s)
+            for number in range(batch.requests):
+                lead_s = BURST_LEAD_S if number else 0.0
+                self._add(requests, self._path(0, 0, batch.tokens), 1, after, pause_s + lead_s)
         if batch.kind == MIXED:
             pace = pace_of(batch)
             begin_s = pause_s + (batch.requests - 1) * BETWEEN_S + pace.begin_s + LEAD_STEPS * pace.decode_step_s
@@ -82,7 +85,7 @@ class RoundMaker:
         for slot in range(batch.decoding):
             self._add(
                 requests,
-                self._path(slot, own[slot], self.page_tokens),
+                self._path(slot % batch.slots, own[slot], self.page_tokens),
                 batch.answer_tokens,
                 after,
                 pause_s + slot * BETWEEN_S,

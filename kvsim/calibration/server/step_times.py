@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvsim.calibration.server.batches import BURST, DECODE, PROMPT, Batch
+from kvsim.calibration.server.batches import BURST, DECODE, PROMPT, Batch, grain_of
 from kvsim.calibration.server.measurements import Measurements, Reading, readings
 from kvsim.engine.substrate import Work
 from kvsim.hardware.spec import HardwareSpec
@@ -14,7 +14,7 @@ from kvsim.substrate.simulated.warmth import WarmSteps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A reading, and the steps that it is the sum of."""
+    """A reading, and the steps that it is the sum of, of a burst after those of its first prompt."""
 
     reading: Reading
     works: Sequence[Work]
@@ -22,7 +22,14 @@ class Point:
     @property
     def is_request(self) -> bool:
         """Whether it is the time of a request, not of steps alone."""
-        return self.reading.batch.kind in (PROMPT, BURST)
+        return self.reading.batch.kind == PROMPT
+
+    @property
+    def untimed(self) -> int:
+        """How many of the steps come before what is timed."""
+        if self.reading.batch.kind != BURST:
+            return 0
+        return 1 + next(at for at, work in enumerate(self.works) if work.sampled_tokens)
 
     @property
     def prompt_tokens(self) -> int:
@@ -43,7 +50,11 @@ def works(reading: Reading, measured: Measurements) -> list[Work]:
         return chunks(cached, end, measured.step_tokens)
     if batch.kind == BURST:
         return burst(batch.tokens, batch.requests, measured.step_tokens)
-    step = Work(decode_requests=batch.requests, decode_context_tokens=reading.decoding_tokens)
+    step = Work(
+        decode_requests=batch.requests,
+        decode_context_tokens=reading.decoding_tokens,
+        repeated_context_tokens=batch.repeated_tokens(grain_of(measured.page_tokens)),
+    )
     if batch.kind == DECODE:
         return [step]
     begin = min(cached, end - 1)
@@ -84,21 +95,22 @@ def expected_s(point_list: Sequence[Point], model: ModelSpec, hardware: Hardware
     """Return the seconds of each point on a machine that has rested before."""
     steps = step_times(model, hardware)
     return [
-        steps_s(WarmSteps(steps, hardware), point.works) + (hardware.request_s(point.prompt_tokens) if point.is_request else 0.0)
+        steps_s(WarmSteps(steps, hardware), point.works, point.untimed)
+        + (hardware.request_s(point.prompt_tokens) if point.is_request else 0.0)
         for point in point_list
     ]
 
 
-def steps_s(steps: WarmSteps, works: Sequence[Work]) -> float:
-    """Return the seconds of steps one after another."""
-    seconds = 0.0
+def steps_s(steps: WarmSteps, works: Sequence[Work], untimed: int = 0) -> float:
+    """Return the seconds of steps one after another, without those of the first ``untimed``."""
+    ends_s = [0.0]
     for work in works:
-        seconds += steps.leap_s(work, 1, seconds)
-    return seconds
+        ends_s.append(ends_s[-1] + steps.leap_s(work, 1, ends_s[-1]))
+    return ends_s[-1] - ends_s[untimed]
 
 
 def batch_s(batch: Batch, measured: Measurements, model: ModelSpec, hardware: HardwareSpec) -> float:
-    """Return the seconds that a machine would take for a batch, before anything was measured."""
+    """Return the seconds that a machine would take for a whole batch, before anything was measured."""
     cached = batch.context if batch.kind == PROMPT else 0
     guess = Reading(
         batch=batch,
@@ -108,4 +120,5 @@ def batch_s(batch: Batch, measured: Measurements, model: ModelSpec, hardware: Ha
         cached_tokens=cached,
         decoding_tokens=batch.decoding * (batch.context + measured.page_tokens + batch.answer_tokens // 2),
     )
-    return expected_s([Point(reading=guess, works=works(guess, measured))], model, hardware)[0]
+    whole = steps_s(WarmSteps(step_times(model, hardware), hardware), works(guess, measured))
+    return whole + (0.0 if batch.decoding else hardware.request_s(batch.tokens + cached))

@@ -86,12 +86,16 @@ class UnifiedNodeCache(MovingNodeCache):
 
     def serve(self, request: Request, pages: int, now: float) -> UnifiedLease | None:
         """Look up, admit with room for ``pages`` pages in all, and insert chunk by chunk. Returns None without room."""
-        lease = self.begin(request, pages, pages, now)
+        lease = self._admit(request, pages, now)
         if lease is not None:
             self._prefill(lease, sum(lease.hits))
         return lease
 
-    def begin(self, request: Request, pages: int, in_all: int, now: float) -> UnifiedLease | None:
+    def begin(self, request: Request, tokens: int, in_all: int, now: float) -> UnifiedLease | None:
+        return self._admit(request, request.pages_for(tokens, self.page_tokens), now)
+
+    def _admit(self, request: Request, pages: int, now: float) -> UnifiedLease | None:
+        """Look up, and admit with ``pages`` pages."""
         self.residency.tick(now)
         lease, self._waiting = self._waiting, None
         self._take_steps()
@@ -128,7 +132,7 @@ class UnifiedNodeCache(MovingNodeCache):
         self._enter_chunk(lease, min(tokens // self.page_tokens, lease.prompt_pages))
         self.send_copies()
 
-    def grow(self, lease: Any, pages: int) -> bool:
+    def grow(self, lease: Any, pages: int, full_pages: int) -> bool:
         pool = self.gpu.pool
         missing = pages - self._held_pages(lease)
         if missing > pool.free and not self.can_evict(missing - pool.free, [], 0):

@@ -7,14 +7,17 @@ from kvsim.core.tier import Edge, Tier
 from kvsim.core.tree import RadixTree
 from kvsim.engines.vllm.block_pool import BlockLease, BlockPool
 from kvsim.engines.vllm.offload import OffloadCounts, OffloadTier, use_at_once
-from kvsim.pages.extents import Extent, split_extents
+from kvsim.pages.extents import Extent, join_extents, split_extents
 from kvsim.policies.eviction.offload_order import OffloadUse
 
 
 class VLLMCache(Server):
     """Serves requests from a GPU block pool and, if there is a second tier, from CPU memory."""
 
-    def __init__(self, tiers: list[Tier], edges: list[Edge], rules: Rules, page_tokens: int) -> None:
+    def __init__(
+        self, tiers: list[Tier], edges: list[Edge], rules: Rules, page_tokens: int, *, counts_last_admission: bool = False
+    ) -> None:
+        self.counts_last_admission = counts_last_admission
         self.tiers = tiers
         self.page_tokens = page_tokens
         self.pool = BlockPool(tiers[0], len(tiers))
@@ -22,43 +25,65 @@ class VLLMCache(Server):
         self.offload = OffloadTier(edges[0], self.counts) if edges else None
         self._recompute_last_token = rules.recompute_last_token
         self._cache_output = rules.cache_output
+        self._uses: dict[Request, OffloadUse] = {}
+        """What preempted requests are to CPU memory."""
 
     def serve(self, request: Request, pages: int, now: float) -> BlockLease | None:
         """Match, admit with room for ``pages`` pages in all, load and store. Without room, return None; at most cut a node."""
-        lease = self.begin(request, pages, pages, now)
-        if lease is not None and lease.rest:
-            self.pool.name(lease, lease.rest)
+        lease = self._admit(request, request.runs, pages, self._usable_pages(request), now)
+        if lease is not None:
+            self.pool.take(lease, pages - lease.held_pages)
+            if lease.rest:
+                self.pool.name(lease, lease.rest)
         return lease
 
-    def begin(self, request: Request, pages: int, in_all: int, now: float) -> BlockLease | None:
-        usable = request.lookup_pages(self.page_tokens) if self._recompute_last_token else request.prompt_pages
+    def begin(self, request: Request, tokens: int, in_all: int, now: float) -> BlockLease | None:
+        pages, usable = request.pages_for(tokens, self.page_tokens), self._usable_pages(request)
+        if tokens > request.prompt_tokens:
+            usable = (tokens - self._recompute_last_token) // self.page_tokens
+        return self._admit(request, self._path(request), pages, usable, now)
+
+    def _usable_pages(self, request: Request) -> int:
+        """Return how many pages of a prompt may be found."""
+        return request.lookup_pages(self.page_tokens) if self._recompute_last_token else request.prompt_pages
+
+    def _path(self, request: Request) -> tuple[Extent, ...]:
+        """Return the pages of a request that get names."""
+        answer = request.output_runs if self._cache_output else None
+        return join_extents(request.runs, answer or ())
+
+    def _admit(self, request: Request, extents: tuple[Extent, ...], pages: int, usable: int, now: float) -> BlockLease | None:
+        """Match at most ``usable`` pages, and hold them if there is room for ``pages`` pages in all."""
         pool = self.pool
-        path, rest = pool.match(request.runs, usable)
+        path, rest = pool.match(extents, usable)
         hit_pages = path[-1].depth + path[-1].pages if path else 0
         if not pool.has_room(path, pages):
             return None
         lease = BlockLease(request, pool.gpu, pool.residency.tree.root)
         pool.hold(lease, path, now)
-        pool.take(lease, pages - hit_pages)
         lease.rest = rest
         if self.offload is None:
             lease.hits = hit_pages, 0, 0
         else:
-            lease.offload = use = OffloadUse(request.runs)
+            lease.offload = use = self._uses.pop(request, None) or OffloadUse(request.runs)
             lease.hits = hit_pages, use_at_once(self.offload, use, hit_pages, usable), 0
         return lease
 
-    def begin_chunk(self, lease: BlockLease, tokens: int) -> None:
+    def begin_chunk(self, lease: BlockLease, tokens: int) -> bool:
+        missing = -(-tokens // self.page_tokens) - lease.held_pages
+        if missing > 0 and not self.pool.take(lease, missing):
+            return False
         pages = tokens // self.page_tokens - lease.node.depth - lease.node.pages
         if pages > 0 and lease.rest:
             extents, lease.rest = split_extents(lease.rest, pages)
             self.pool.name(lease, extents)
+        return True
 
-    def grow(self, lease: BlockLease, pages: int) -> bool:
+    def grow(self, lease: BlockLease, pages: int, full_pages: int) -> bool:
         missing = pages - lease.held_pages
         if missing > 0 and not self.pool.take(lease, missing):
             return False
-        self._name_answer(lease, pages - 1)
+        self._name_answer(lease, full_pages)
         return True
 
     def _name_answer(self, lease: BlockLease, pages: int) -> None:
@@ -68,6 +93,13 @@ class VLLMCache(Server):
             answer = split_extents(request.output_runs, max(0, named - request.prompt_pages))[1]
             if full := split_extents(answer, pages - named)[0]:
                 self.pool.name(lease, full)
+
+    def preempt(self, lease: BlockLease) -> bool:
+        """Give back what a request holds: its pages with names stay, and are the most recent."""
+        if self.offload is not None:
+            self._uses[lease.request] = lease.offload
+        self.pool.free(lease)
+        return True
 
     @property
     def tree(self) -> RadixTree:

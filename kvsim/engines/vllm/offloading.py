@@ -42,12 +42,12 @@ class OffloadingCache(SteppedCache):
     """
 
     def __init__(self, tiers: Sequence[Tier], edge: Edge, rules: Rules, page_tokens: int, *, chunk_pages: int,
-                 prompt_only: bool) -> None:  # fmt: skip
+                 prompt_only: bool, counts_last_admission: bool = False) -> None:  # fmt: skip
         gpu = tiers[0]
         if gpu.pool.capacity == UNLIMITED:
             raise ValueError("tiers.gpu.capacity=unlimited has no blocks that CPU offloading could read: set a size")
         gpu.pool = BlockNumbers(gpu.pool.capacity)
-        super().__init__(gpu, rules, page_tokens, tiers=len(tiers))
+        super().__init__(gpu, rules, page_tokens, tiers=len(tiers), counts_last_admission=counts_last_admission)
         self.tiers = list(tiers)
         self.residency.counts = counts = OffloadingCounts()
         self.edge = edge

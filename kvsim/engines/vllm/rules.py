@@ -21,6 +21,8 @@ from kvsim.errors import IdleSetting, UsageError
 from kvsim.numbers import Whole, check_settings
 from kvsim.policies.scheduling.base import ARRIVAL, PRIORITY, SchedulingPolicy
 
+VERSIONS = ("0.33.0", "0.25.1")
+
 
 @dataclass(frozen=True, kw_only=True)
 class VLLMRules(Rules):
@@ -38,7 +40,7 @@ class VLLMRules(Rules):
     covered_tiers: ClassVar[Sequence[str]] = ("gpu", "cpu")
     refuses_other_tiers: ClassVar[bool] = True
     fixed_settings: ClassVar[Sequence[str]] = ("cache_chunks",)
-    settings_in_time: ClassVar[Sequence[str]] = ("loop", "blocks_per_chunk", "offload_prompt_only")
+    settings_in_time: ClassVar[Sequence[str]] = ("loop", "blocks_per_chunk", "offload_prompt_only", "version")
 
     cache_output: bool | None = None
     loop: str = "plain"
@@ -47,10 +49,15 @@ class VLLMRules(Rules):
     """In time: pages that the CPU tier looks up, stores and evicts as one."""
     offload_prompt_only: bool = True
     """In time: whether only pages of prompts are stored in the CPU tier."""
+    version: str = VERSIONS[0]
+    """In time: the version of vLLM. In 0.25.1, the hits of a request that is preempted before its first token are what it finds
+    at its last admission before that, not at its first one."""
 
     def __post_init__(self) -> None:
         if self.loop not in LOOPS:
             raise ValueError(f"loop must be {' or '.join(LOOPS)}, not {self.loop}")
+        if self.version not in VERSIONS:
+            raise ValueError(f"version must be {' or '.join(VERSIONS)}, not {self.version}")
         check_settings(self, Whole(1), "blocks_per_chunk")
 
     def check(self, command: str, tiers: Sequence[str]) -> None:
@@ -65,6 +72,8 @@ class VLLMRules(Rules):
         """Raise ValueError for settings without effect."""
         if command == "replay" and self.loop != VLLMRules.loop:
             raise IdleSetting("loop", "on kvsim replay, which has no clock", subject=f"loop={self.loop}")
+        if command == "replay" and self.version != VERSIONS[0]:
+            raise IdleSetting("version", "on kvsim replay, where nothing is preempted", subject=f"version={self.version}")
         for name, value, default in (
             ("blocks_per_chunk", self.blocks_per_chunk, 1),
             ("offload_prompt_only", self.offload_prompt_only, True),
@@ -89,17 +98,23 @@ class VLLMRules(Rules):
             )
 
     def server(self, setup: CacheSetup) -> VLLMCache:
-        return VLLMCache(setup.tiers, setup.edges, self, setup.page_tokens)
+        counts_last = self.counts_last_admission
+        return VLLMCache(setup.tiers, setup.edges, self, setup.page_tokens, counts_last_admission=counts_last)
+
+    @property
+    def counts_last_admission(self) -> bool:
+        return self.version != VERSIONS[0]
 
     def cache(self, setup: CacheSetup) -> SteppedCache:
-        tiers, page_tokens = setup.tiers, setup.page_tokens
+        tiers, page_tokens, counts_last = setup.tiers, setup.page_tokens, self.counts_last_admission
         if not setup.edges:
-            return SteppedCache(tiers[0], self, page_tokens)
+            return SteppedCache(tiers[0], self, page_tokens, counts_last_admission=counts_last)
         if tiers[1].level == GPU:
             raise ValueError(f"an engine of vLLM has its own CPU memory: set tiers.cpu.scope=engine, {OWN}")
         return OffloadingCache(
-            tiers, setup.edges[0], self, page_tokens, chunk_pages=self.blocks_per_chunk, prompt_only=self.offload_prompt_only
-        )
+            tiers, setup.edges[0], self, page_tokens, chunk_pages=self.blocks_per_chunk, prompt_only=self.offload_prompt_only,
+            counts_last_admission=counts_last,
+        )  # fmt: skip
 
     def scheduler(self) -> Callable[[Parts], Schedule]:
         return partial(_schedule, looks_ahead=self.loop == "overlap")

@@ -300,7 +300,7 @@ class BlockSchedule(Schedule):
             served.next_chunk = self.offloads.begin_load(served, loadable)
             self.loading.append(served)
             job.times.is_refused(self.env.now)
-        if not job.is_counted:
+        if not job.is_counted or job.counted is not None and self.cache.counts_last_admission and not job.is_prefilled:
             job.is_counted, job.counted = True, lease
             self.frontend.book.hit(job.request, self.prefetching.hits(lease, None), self.number)
         if not loadable.pages:

@@ -10,15 +10,21 @@ from kvsim.engine.outcome import REJECTED as IS_REJECTED
 from kvsim.engine.outcome import Outcome
 from kvsim.hardware.tier_kinds import GPU_MEMORY, HOST_MEMORY, kind_of
 from kvsim.replaying.observed import Moments
+from kvsim.report.servers.measures import preemptions
+from kvsim.report.servers.pauses import Steps, pauses, steps_of
 from kvsim.results.observed import ObservedRun
 
 REJECTED = "rejected"
 """Why a request of a simulation has failed."""
 SAME_STEP_S = 0.002
 """Admissions that follow one another within this time belong to one step: steps take longer, and clocks are no better."""
+NEARLY_S = 0.006
+"""By how much an admission may seem earlier or later than when its step was formed: by the ways of tokens to the client."""
 UNSURE_S = 0.02
 """How much later a request may seem to be admitted than one that was sent after it, because more of its time passed before the
 server's queue: long prompts take some milliseconds to be read."""
+MOST_TOGETHER = 0.1
+"""The largest share of an answer's tokens that may come together with others before their times count as unknown."""
 MEDIA: Mapping[str, str] = {GPU_MEMORY: "device", HOST_MEMORY: "host"}
 """What servers call the medium of a tier; every other one is ``storage``."""
 
@@ -93,14 +99,36 @@ def moments_of(run: ObservedRun) -> Moments:
     Where the server says neither how long a request was queued nor how long its prompt took, the request counts as admitted when
     its first token came: its order is then known, but not that other requests were looked up while its prompt was computed.
     Without the time of each token, they came evenly; without that of the first one, from the admission on. A request of which
-    neither is known has no time of admission.
+    neither is known has no time of admission. Steps and preemptions are known only with the time of every token.
     """
     has_failed = np.array([error is not None for error in run.errors], dtype=bool)
     admitted_s = np.fmin(_in_turn(_together(run.admitted_s()), run.sent_s), run.first_token_s)
     first_s = np.where(np.isnan(run.first_token_s), admitted_s, run.first_token_s)
     end_s = np.fmax(run.end_s, first_s)
-    tokens_s = [_tokens_s(run, number, *times_s) for number, times_s in enumerate(zip(first_s, end_s, strict=True))]
-    return Moments(admitted_s=np.where(has_failed, np.nan, admitted_s), tokens_s=tokens_s)
+    came_s = [_tokens_s(run, number, first) for number, first in enumerate(first_s.tolist())]
+    tokens_s = [
+        np.linspace(first_s[number], end_s[number], max(1, int(run.output_tokens[number]))) if one is None else one
+        for number, one in enumerate(came_s)
+    ]
+    admitted_s = np.where(has_failed, np.nan, admitted_s)
+    played = [one for number, one in enumerate(came_s) if admitted_s[number] == admitted_s[number]]
+    if any(one is None for one in played):
+        return Moments(admitted_s=admitted_s, tokens_s=tokens_s, preemptions=preemptions(run))
+    steps = steps_of([one for one in played if one is not None], _steps_ahead(run))
+    admitted_s = _in_steps(admitted_s, first_s, steps)
+    return Moments(
+        admitted_s=admitted_s,
+        tokens_s=tokens_s,
+        pauses_s=pauses(tokens_s, admitted_s, steps, preemptions(run)),
+        preemptions=preemptions(run),
+        formed_s=steps.end_s,
+        steps_ahead=steps.ahead,
+    )
+
+
+def _steps_ahead(run: ObservedRun) -> int:
+    """Return how many steps run while the server forms one."""
+    return int(run.facts is not None and bool(run.facts.settings.get("scheduler_config.async_scheduling")))
 
 
 def _together(admitted_s: np.ndarray) -> np.ndarray:
@@ -127,9 +155,26 @@ def _in_turn(admitted_s: np.ndarray, sent_s: np.ndarray) -> np.ndarray:
     return found
 
 
-def _tokens_s(run: ObservedRun, number: int, first_s: float, end_s: float) -> np.ndarray:
-    """Return when each token of an answer came, of which the first and the last time are known."""
+def _in_steps(admitted_s: np.ndarray, first_s: np.ndarray, steps: Steps) -> np.ndarray:
+    """Return times of admission that are when steps were formed, where one was nearly then. That of a first token is the last."""
+    if not len(steps.end_s):
+        return admitted_s
+    latest, after = np.searchsorted(steps.end_s, steps.formed_s(first_s)), np.searchsorted(steps.begin_s, admitted_s)
+    nearest = np.array([np.minimum(np.clip(after + at, 0, None), latest) for at in (-1, 0)]).clip(0, len(steps.end_s) - 1)
+    away_s = np.maximum(np.maximum(steps.begin_s[nearest] - admitted_s, admitted_s - steps.end_s[nearest]), 0.0)
+    best = np.argmin(away_s, axis=0), np.arange(len(admitted_s))
+    return np.where(away_s[best] <= NEARLY_S, steps.end_s[nearest][best], admitted_s)
+
+
+def _tokens_s(run: ObservedRun, number: int, first_s: float) -> np.ndarray | None:
+    """Return when each token of an answer came; None if that is not known.
+
+    Where a few came together, as after a client that was late, those are the ones after the longest pause.
+    """
     tokens, gaps_s = max(1, int(run.output_tokens[number])), run.token_gaps_s[number]
-    if len(gaps_s) == tokens - 1:
-        return np.concatenate(([first_s], first_s + np.cumsum(gaps_s)))
-    return np.linspace(first_s, end_s, tokens)
+    together = tokens - 1 - len(gaps_s)
+    if not 0 <= together <= MOST_TOGETHER * (tokens - 1):
+        return None
+    came_s = np.concatenate(([first_s], first_s + np.cumsum(gaps_s)))
+    place = int(np.argmax(gaps_s)) + 1 if together else 0
+    return np.insert(came_s, place, np.full(together, came_s[place]))
