@@ -22,7 +22,7 @@ What a driver or a kernel might not support is tried in a process of its own bef
     TRITON_INTERPRET=1 python experiments/hardware/copy_variants.py --tiny           small sizes, on the CPU
 
 Writes copy_variants.json and copy_variants.md after every table. A way that fails is listed with the reason, and the others go
-on. Exits with 1 if a byte was wrong.
+on. The page begins with copy_variants_findings.md. Exits with 1 if a byte was wrong.
 """
 
 import argparse
@@ -52,6 +52,7 @@ from copy_kernels import Compiled, Shape, let_descriptors_allocate
 from kvsim.hardware.copy_rule import CopyRule
 from kvsim.substrate.hardware.memory.tier_copy import WAYS, TierCopy, Way
 
+FINDINGS = HERE / "copy_variants_findings.md"
 PAGES = {"16 tokens": 64 * KIB, "64 tokens": 256 * KIB, "16 tokens, one of 8 GPUs": 8 * KIB}
 """Bytes of a fragment."""
 RUNS = (1, 2, 4, 16, 64)
@@ -293,6 +294,8 @@ def page(found: dict[str, Any]) -> str:
     """Return the tables as Markdown."""
     compared = f"{found['compared']} copies were compared byte by byte; wrong: {', '.join(found['wrong']) or 'none'}."
     text = [f"# Ways to copy pages\n\n{found['device']}. {compared}\n"]
+    if FINDINGS.exists():
+        text.append(FINDINGS.read_text())
     for run in found["runs"]:
         rates = [[way, f"{rate / 1e9:.1f}"] for way, rate in run["rates"].items()]
         text.append(table([f"memcpy of 1 GiB, for {', '.join(run['tables'])} ({run['versions']})", "GB/s"], rates))
