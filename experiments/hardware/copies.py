@@ -346,7 +346,7 @@ class Loop:
 
 
 def derive(reach: list[Cell], pairs: list[Pair], rates: dict[str, float]) -> CopyRule:
-    """The launcher's rule: use a copy engine from the smallest size at which it is within 2% of the fastest method."""
+    """The launcher's rule: use copy engines from the smallest size on at which they suffice."""
     return derived_rule(
         {(cell.way, cell.method, cell.fragment_bytes): cell.share for cell in reach},
         [

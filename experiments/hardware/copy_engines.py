@@ -115,18 +115,20 @@ class Engines:
         for first, (addresses, pitch) in zip((5, 0), sides, strict=True):
             ops[:, first], ops[:, first + 1], ops[:, first + 2], ops[:, first + 3] = POINTER, addresses, pitch, self.layers
         ops[:, 10], ops[:, 11], ops[:, 12], ops[:, 13] = self.width, self.layers, 1, IN_STREAM_ORDER
-        stream = torch.cuda.current_stream(self.tiers.device).cuda_stream
-        answer = driver().cuMemcpy3DBatchAsync_v2(
-            ctypes.c_size_t(len(ops)), ctypes.c_void_p(ops.ctypes.data), ctypes.c_ulonglong(0), ctypes.c_void_p(stream)
-        )
-        answered(answer, "cuMemcpy3DBatchAsync")
+
+        def submit(number: int, stream: Stream) -> None:
+            assert number == 0 and stream is not None
+            array, handle = ctypes.c_void_p(ops.ctypes.data), ctypes.c_void_p(stream.cuda_stream)
+            answer = driver().cuMemcpy3DBatchAsync_v2(ctypes.c_size_t(len(ops)), array, ctypes.c_ulonglong(0), handle)
+            answered(answer, "cuMemcpy3DBatchAsync")
+
+        self._spread(1, submit)
 
     def merged(self) -> None:
         """One call for all fragments, layer by layer, in which neighbours on both sides are one copy."""
         layer = np.arange(self.layers)[:, None]
         gpu, host = ((pages[None, :] + layer * step).ravel() for pages, step in self._sides())
-        stream = torch.cuda.current_stream(self.tiers.device) if self.tiers.gpu.is_cuda else None
-        copy_batch(*self._ordered(gpu, host), self.width, stream)
+        self._spread(1, lambda _, stream: copy_batch(*self._ordered(gpu, host), self.width, stream))
 
     def _sides(self) -> tuple[tuple[np.ndarray, int], tuple[np.ndarray, int]]:
         return (self.gpu, self.gpu_layer), (self.host, self.host_layer)
@@ -136,7 +138,10 @@ class Engines:
         return (gpu, host) if self.way == "load" else (host, gpu)
 
     def _spread(self, count: int, submit: Callable[[int, Stream], None]) -> None:
-        """Submit copies to several streams in turn; the current one waits for all of them."""
+        """Submit copies to several streams in turn; the current one waits for all of them.
+
+        The current one gets no copy itself: it may be the default stream, in which the driver takes no batch.
+        """
         caller = torch.cuda.current_stream(self.tiers.device) if self.tiers.gpu.is_cuda else None
         begun = None if caller is None else caller.record_event()
         lanes = self.tiers.loading[: min(count, len(self.tiers.loading))]

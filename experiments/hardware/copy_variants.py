@@ -17,9 +17,12 @@ for each run; and every way beside a loop of bf16 products: how much longer thes
 What a driver or a kernel might not support is tried in a process of its own before.
 
     python experiments/hardware/copy_variants.py --output DIR [--seconds 280]        on a machine with a GPU
+    python experiments/hardware/copy_variants.py --output DIR --only coarse,alone --merge DIR/copy_variants.json
+                                                                                     some tables, added to those of a file
     TRITON_INTERPRET=1 python experiments/hardware/copy_variants.py --tiny           small sizes, on the CPU
 
-Writes copy_variants.json and copy_variants.md after every table, and exits with 1 if a byte was wrong.
+Writes copy_variants.json and copy_variants.md after every table. A way that fails is listed with the reason, and the others go
+on. The page begins with copy_variants_findings.md. Exits with 1 if a byte was wrong.
 """
 
 import argparse
@@ -28,9 +31,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +52,7 @@ from copy_kernels import Compiled, Shape, let_descriptors_allocate
 from kvsim.hardware.copy_rule import CopyRule
 from kvsim.substrate.hardware.memory.tier_copy import WAYS, TierCopy, Way
 
+FINDINGS = HERE / "copy_variants_findings.md"
 PAGES = {"16 tokens": 64 * KIB, "64 tokens": 256 * KIB, "16 tokens, one of 8 GPUs": 8 * KIB}
 """Bytes of a fragment."""
 RUNS = (1, 2, 4, 16, 64)
@@ -77,6 +82,8 @@ SHAPES_BESIDE = (
     Shape(programs=16, tile_bytes=8 * KIB, warps=1, stages=1, is_descriptor=True, has_carveout=True),
     Shape(programs=132, tile_bytes=4 * KIB, warps=1, stages=1, is_descriptor=True, has_carveout=True),
 )  # fmt: skip
+TABLES = ("beside", "shapes", "coarse", "alone")
+"""In the order in which they are measured; the first needs a GPU."""
 PROBES = ("TMA load", "TMA store", "batch of pages load", "batch of pages store")
 MOST_CALLS = 4096
 """Ways with more calls of the driver than this are left out."""
@@ -92,6 +99,7 @@ class Study:
         self.rates = memcpy_rates(machine)
         self.tiers: TierCopy | None = None
         self.wrong: list[str] = []
+        self.failed: dict[str, str] = {}
         self.compared = 0
 
     @property
@@ -112,12 +120,37 @@ class Study:
         pages = [(firsts[:, None] * run + np.arange(run)).ravel() for firsts in lists]
         return Job(self.machine, tiers, way, *pages, run, self.rates[way])
 
+    def rows(self, table_name: str) -> list[Row]:
+        """Return a table, as far as it could be measured."""
+        found: list[Row] = []
+        try:
+            found.extend(getattr(self, table_name)())
+        except Exception as error:
+            self.failed[f"rest of {table_name}"] = reason(error)
+        return found
+
+    def measured(self, name: str, measure: Callable[[], Row]) -> Iterator[Row]:
+        """Yield what one way is measured to do; if it fails, note why."""
+        try:
+            yield measure()
+        except Exception as error:
+            self.failed[name] = reason(error)
+
     def timed(self, name: str, job: Job, action: Action) -> float:
         """Check a way, then return its rate as a share of memcpy's."""
         self.compared += 1
         if not job.check(action):
             self.wrong.append(name)
         return job.n_bytes / self.machine.seconds(action, 3 if self.is_tiny else 5) / job.bytes_per_s
+
+    def share(self, name: str, job: Job, action: Action, case: Row) -> Iterator[Row]:
+        """Yield a case with the share of memcpy's rate that a way reaches."""
+        yield from self.measured(name, lambda: {**case, "share": self.timed(name, job, action)})
+
+    def next_to(self, loop: Products, job: Job, action: Action, case: Row) -> Row:
+        """Return a case with the time of products next to a way, and the way's share of memcpy's rate meanwhile."""
+        slower, rate = loop.beside(action, job.n_bytes)
+        return {**case, "time": slower, "share": rate / job.bytes_per_s}
 
     def supports(self, name: str, way: Way) -> bool:
         return not self.machine.has_gpu or f"{name} {way}" not in self.unsupported
@@ -149,8 +182,10 @@ class Study:
                             return
                         job = self.job(self.fragment(n_bytes), run, way, size)
                         for name, action in self.ways(job):
-                            share = self.timed(f"{name}, {way}, {pages}, runs of {run}", job, action)
-                            yield {"pages": pages, "run": run, "bytes": job.n_bytes, "way": way, "name": name, "share": share}
+                            case = {"pages": pages, "run": run, "bytes": job.n_bytes, "way": way, "name": name}
+                            yield from self.share(
+                                f"{name}, {way}, {pages}, {job.n_bytes} bytes, runs of {run}", job, action, case
+                            )
 
     def shapes(self) -> Iterator[Row]:
         total = 64 * KIB if self.is_tiny else 512 * MIB
@@ -161,8 +196,8 @@ class Study:
                 if shape.is_descriptor and not (self.supports("TMA", way) and self.machine.has_gpu):
                     continue
                 job, seen = self.job(self.fragment(64 * KIB), 1, way, total), list[Compiled | None]()
-                share = self.timed(f"{shape.name}, {way}", job, job.tiles(shape, seen))
-                yield {"way": way, "name": shape.name, "share": share, **asdict(shape), **described(seen)}
+                for row in self.share(f"{shape.name}, {way}", job, job.tiles(shape, seen), {"way": way, "name": shape.name}):
+                    yield {**row, **asdict(shape), **described(seen)}
 
     def coarse(self) -> Iterator[Row]:
         """Single tokens on the GPU, in runs, and CPU pages of 256."""
@@ -185,8 +220,8 @@ class Study:
                 engines = Engines(tiers, way, gpu_pages, job.host_indices(), run)
                 ways = {"kernel": copying(tiers, way, gpu_pages, host_pages, "kernel"), "merged": engines.merged}
                 for name, action in ways.items():
-                    share = self.timed(f"{name}, {way}, coarse, runs of {run}", job, action)
-                    yield {"run": run, "bytes": job.n_bytes, "way": way, "name": name, "share": share}
+                    case = {"run": run, "bytes": job.n_bytes, "way": way, "name": name}
+                    yield from self.share(f"{name}, {way}, coarse, runs of {run}", job, action, case)
 
     def beside(self) -> Iterator[Row]:
         """Products next to each way."""
@@ -203,9 +238,13 @@ class Study:
                         shapes = [one for one in SHAPES_BESIDE if not one.is_descriptor or self.supports("TMA", way)]
                         ways += [(one.name, job.tiles(one)) for one in shapes]
                     for name, action in ways:
-                        slower, rate = loop.beside(action, job.n_bytes)
-                        found = {"time": slower, "share": rate / job.bytes_per_s}
-                        yield {"product": product, "pages": pages, "run": run, "way": way, "name": name, **found}
+                        case = {"product": product, "pages": pages, "run": run, "way": way, "name": name}
+                        measure = partial(self.next_to, loop, job, action, case)
+                        yield from self.measured(f"{name}, {way}, {pages}, runs of {run}, beside {product}", measure)
+
+
+def reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def described(seen: list[Compiled | None]) -> Row:
@@ -253,20 +292,26 @@ def reason_against(name: str) -> str:
 
 def page(found: dict[str, Any]) -> str:
     """Return the tables as Markdown."""
-    versions = f"torch {torch.__version__}, triton {triton.__version__}"
     compared = f"{found['compared']} copies were compared byte by byte; wrong: {', '.join(found['wrong']) or 'none'}."
-    text = [f"# Ways to copy pages\n\n{found['device']}, {versions}. {compared}\n"]
-    text.append(table(["memcpy of 1 GiB", "GB/s"], [[way, f"{rate / 1e9:.1f}"] for way, rate in found["rates"].items()]))
-    if found["unsupported"]:
-        text.append(table(["not supported", "why"], [[name, why] for name, why in found["unsupported"].items()]))
+    text = [f"# Ways to copy pages\n\n{found['device']}. {compared}\n"]
+    if FINDINGS.exists():
+        text.append(FINDINGS.read_text())
+    for run in found["runs"]:
+        rates = [[way, f"{rate / 1e9:.1f}"] for way, rate in run["rates"].items()]
+        text.append(table([f"memcpy of 1 GiB, for {', '.join(run['tables'])} ({run['versions']})", "GB/s"], rates))
+    for title in ("unsupported", "failed"):
+        if found[title]:
+            text.append(table([title, "why"], [[name, why] for name, why in found[title].items()]))
     keys = {
         "alone": ("pages", "way", "bytes", "run"), "coarse": ("way", "bytes", "run"), "shapes": ("name",),
     }  # fmt: skip
     for name, of in keys.items():
-        columns = "way" if name == "shapes" else "name"
-        text.append(f"## {name.capitalize()}: shares of memcpy\n\n" + pivot(found.get(name, []), of, columns, ("share",)))
-    text.append("## Beside products: their time, and the copy's share of memcpy\n\n")
-    text.append(pivot(found.get("beside", []), ("product", "pages", "run", "name"), "way", ("time", "share")))
+        if found.get(name):
+            columns = "way" if name == "shapes" else "name"
+            text.append(f"## {name.capitalize()}: shares of memcpy\n\n" + pivot(found[name], of, columns, ("share",)))
+    if found.get("beside"):
+        text.append("## Beside products: their time, and the copy's share of memcpy\n")
+        text.append(pivot(found["beside"], ("product", "pages", "run", "name"), "way", ("time", "share")))
     return "\n".join(text)
 
 
@@ -284,6 +329,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="small sizes, for the CPU")
     parser.add_argument("--seconds", type=float, default=280, help="begin no further measurement after so many seconds")
+    parser.add_argument("--only", type=table_names, default=list(TABLES), help="tables to measure, with commas between them")
+    parser.add_argument("--merge", type=Path, help="an earlier copy_variants.json, whose other tables are kept")
     parser.add_argument("--output", type=Path, default=HERE, help="folder for copy_variants.json and copy_variants.md")
     parser.add_argument("--probe", choices=PROBES, help="only try whether this works")
     options = parser.parse_args()
@@ -295,19 +342,43 @@ def main() -> int:
     unsupported = unsupported_ones() if torch.cuda.is_available() else {}
     machine = Machine(8 * MIB if options.tiny else 2 * GIB)
     let_descriptors_allocate(machine.device)
+    device = torch.cuda.get_device_name() if machine.has_gpu else "no GPU, interpreter"
+    names = [name for name in options.only if machine.has_gpu or name != "beside"]
+    found = earlier(options.merge, device, names) if options.merge else {"runs": [], "compared": 0, "wrong": [], "failed": {}}
     options.seconds -= time.perf_counter() - began
     study = Study(machine, options, unsupported)
-    device = torch.cuda.get_device_name() if machine.has_gpu else "no GPU, interpreter"
-    found: dict[str, Any] = {"device": device, "rates": study.rates, "unsupported": unsupported}
+    run: Row = {"tables": [], "rates": study.rates, "versions": f"torch {torch.__version__}, triton {triton.__version__}"}
+    found |= {"device": device, "unsupported": unsupported, "runs": [*found["runs"], run]}
     options.output.mkdir(parents=True, exist_ok=True)
-    for name in ("beside", "shapes", "coarse", "alone") if machine.has_gpu else ("shapes", "coarse", "alone"):
-        found[name] = list(getattr(study, name)())
-        found |= {"compared": study.compared, "wrong": study.wrong}
-        (options.output / "copy_variants.json").write_text(json.dumps(found, indent=1) + "\n")
+    before = found["compared"], found["wrong"], found["failed"]
+    for name in names:
+        found[name] = study.rows(name)
+        run["tables"].append(name)
+        found["compared"] = before[0] + study.compared
+        found |= {"wrong": before[1] + study.wrong, "failed": before[2] | study.failed}
+        (options.output / "copy_variants.json").write_text(json.dumps(found) + "\n")
         (options.output / "copy_variants.md").write_text(page(found))
         print(f"{time.perf_counter() - began:5.0f} s  {name}, {len(found[name])} rows", flush=True)
     print(page(found))
     return 1 if study.wrong else 0
+
+
+def table_names(text: str) -> list[str]:
+    """Return the tables of a list in the order in which they are measured."""
+    if unknown := set(text.split(",")) - set(TABLES):
+        raise argparse.ArgumentTypeError(f"there is no table {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
+    return [name for name in TABLES if name in text.split(",")]
+
+
+def earlier(path: Path, device: str, names: list[str]) -> dict[str, Any]:
+    """Return the measurements of a file, without the tables that are measured anew. Exits if it is of another kind of GPU."""
+    found: dict[str, Any] = json.loads(path.read_text())
+    if found["device"] != device:
+        raise SystemExit(f"{path} was measured on {found['device']}, not on {device}: measure all tables here")
+    for run in found["runs"]:
+        run["tables"] = [name for name in run["tables"] if name not in names]
+    found["runs"] = [run for run in found["runs"] if run["tables"]]
+    return found
 
 
 if __name__ == "__main__":

@@ -12,6 +12,9 @@ hits        the hit rate of every tier is inside the spread of the machine's own
 p50, p99    of time to first token: within 5 % (p50) or 3 % (p99), or inside the spread
 bytes       no word of a reused page or state is wrong
 
+As a yardstick, the page says in how many configurations hits, p50 and p99 would agree if the machine behaved as simulated: every
+choice of as many simulations as there are real runs is compared with the other simulations instead.
+
     python experiments/hardware/tiers_draw.py
     python experiments/hardware/tiers_measure.py --part 1/3         (and 2/3, 3/3) on a machine with a GPU
     python experiments/hardware/tiers.py                            anywhere: simulates, and writes the tables
@@ -30,6 +33,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from itertools import combinations
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -42,11 +46,13 @@ from kvsim.files.writing import replacing
 from kvsim.report.figure import COLOURS, GREY
 from kvsim.report.screenshot import take_screenshot
 from kvsim.report.study import Claim, claim_table, markdown
+from kvsim.report.validation.repeated import interval_of
 
 HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
+from tiers_launched import section, words_of  # noqa: E402
 from tiers_measure import CONFIGURATIONS, Configuration, read_configurations  # noqa: E402
 from validation_tables import cell, figures  # noqa: E402
 
@@ -92,10 +98,10 @@ def served_by(machines: Sequence[Path], configurations: Sequence[Configuration])
     return found
 
 
-def validate(served: Served, folder: Path) -> int:
-    """Simulate a configuration and compare it with its runs. Return the exit code of kvsim validate."""
+def validate(served: Served, folder: Path, changes: Sequence[str] = ()) -> int:
+    """Simulate a configuration, with ``changes``, and compare it with its runs. Return the exit code of kvsim validate."""
     one = served.configuration
-    words = [*one.overrides, f"hardware=measured_{one.model}", "--config-dir", str(served.machine)]
+    words = [*one.overrides, f"hardware=measured_{one.model}", "--config-dir", str(served.machine), *changes]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "validate.txt").open("w") as said, redirect_stdout(said):
         return kvsim(["validate", *words, f"validate.measured={served.runs}", f"output={folder}"])
@@ -144,6 +150,49 @@ def is_within(figure: Record, most: float) -> bool:
     return figure["distance"] is not None and abs(figure["distance"]) <= most
 
 
+@dataclass(frozen=True)
+class Yardstick:
+    """How many configurations would agree, in the mean, if the machine behaved as simulated."""
+
+    hits: float
+    ttft_p50: float
+    ttft_p99: float
+
+    def text(self, configurations: int) -> str:
+        counts = f"hit rates in {self.hits:.1f}, ttft_p50 in {self.ttft_p50:.1f} and ttft_p99 in {self.ttft_p99:.1f}"
+        return (
+            f"If the machine behaved as simulated, {counts} of the {configurations} measured configurations would agree, in the "
+            "mean: each choice of as many simulations as there are real runs is compared with the other simulations by the same "
+            "rules."
+        )
+
+
+def yardstick(records: Mapping[str, Record]) -> Yardstick:
+    """Let simulations stand in for the real runs."""
+    sums = [0.0, 0.0, 0.0]
+    for record in records.values():
+        known = figures(record)
+        hits = [one for key, one in known.items() if key.startswith("hit_rate")]
+        for place, (some, within) in enumerate([(hits, 0.0), *(([known[key]], most) for key, most in WITHIN.items())]):
+            sums[place] += share_that_agrees(some, within)
+    return Yardstick(*sums)
+
+
+def share_that_agrees(some: Sequence[Record], within: float) -> float:
+    """Return the share of choices of simulations in which all these figures are inside the spread, or within a distance."""
+    runs, simulations = len(some[0]["hardware"]["values"]), len(some[0]["simulated"]["values"])
+    agreed = []
+    for chosen in combinations(range(simulations), runs):
+        is_agreed = True
+        for one in some:
+            values = one["simulated"]["values"]
+            samples = [value for place, value in enumerate(values) if place not in chosen], [values[at] for at in chosen]
+            interval, is_off = interval_of(one["unit"], samples)
+            is_agreed &= not is_off or interval.distance is not None and abs(interval.distance) <= within
+        agreed.append(is_agreed)
+    return sum(agreed) / len(agreed)
+
+
 def of_all(held: Sequence[str], records: Mapping[str, Record], wanted: Sequence[str]) -> str:
     missing = len(wanted) - len(records)
     return f"{len(held)} of {len(wanted)}" + (f", {missing} not measured" if missing else "")
@@ -156,12 +205,14 @@ def page(
     configurations: Sequence[Configuration],
     served: Mapping[str, Served],
     records: Mapping[str, Record],
+    launched: Mapping[str, Record],
     image: str | None,
     findings: str,
 ) -> Iterator[str]:
     """Yield the lines of the page. ``image`` is the picture's file, if there is one; ``findings`` is Markdown, or empty."""
     yield from ("# Simulated and measured, where lower tiers are hit", "")
     yield from claim_table(claims(records, [one.name for one in configurations]))
+    yield from ("", yardstick(records).text(len(records)))
     yield from ("", f"![Hit rates and times to first token, simulated and measured]({image})") if image else ()
     yield from ("", findings) if findings else ()
     devices = ", ".join(sorted({record["device"] for record in records.values()}))
@@ -176,6 +227,7 @@ def page(
     )  # fmt: skip
     heads = [f"{name} ({'%' if name.startswith('hit_rate') else 'ms'})" for name in SHOWN]
     yield from markdown(("", "machine", "requests", *heads), table_rows(configurations, served, records))
+    yield from section(records, launched)
     yield from ("", "## Settings", "")
     yield from markdown(("", "settings"), [(one.name, " ".join(f"`{word}`" for word in one.overrides)) for one in configurations])
 
@@ -259,6 +311,18 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def compared(served: Mapping[str, Served], folder: Path, workers: int, changes: Mapping[str, Sequence[str]]) -> dict[str, Record]:
+    """Simulate all configurations, with these changes, and return the records. Exits with 2 if one cannot be simulated."""
+    folders = {name: folder / name for name in served}
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        codes = pool.map(validate, served.values(), folders.values(), [changes.get(name, ()) for name in served])
+        for name, code in zip(served, codes, strict=True):
+            if code == 2:
+                print(f"{name} cannot be simulated", file=sys.stderr)
+                sys.exit(2)
+    return {name: json.loads((path / "validate.json").read_text()) for name, path in folders.items()}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Simulate what has been recorded and write the tables. Return the exit code."""
     options = parse(arguments)
@@ -266,18 +330,14 @@ def main(arguments: list[str] | None = None) -> int:
     served = served_by(unpack(options.recorded, options.folder / "recorded"), configurations)
     if not served:
         sys.exit(f"--recorded: {options.recorded} has no archive with two runs of a configuration: see tiers_measure.py")
-    folders = {name: options.folder / "compared" / name for name in served}
-    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as workers:
-        codes = dict(zip(served, workers.map(validate, served.values(), folders.values()), strict=True))
-    if broken := [name for name, code in codes.items() if code == 2]:
-        print(f"{broken[0]} cannot be simulated", file=sys.stderr)
-        return 2
-    records = {name: json.loads((folder / "validate.json").read_text()) for name, folder in folders.items()}
+    records = compared(served, options.folder / "compared", options.workers, {})
+    changes = {name: words_of(record) for name, record in records.items()}
+    launched = compared(served, options.folder / "launched", options.workers, changes)
     options.output.mkdir(parents=True, exist_ok=True)
     write_csv(options.output / "tiers.csv", served, records)
     image = write_picture(options.output / "tiers.html", records)
     findings = options.output / "tiers_findings.md"
-    lines = page(configurations, served, records, image, findings.read_text().rstrip() if findings.exists() else "")
+    lines = page(configurations, served, records, launched, image, findings.read_text().rstrip() if findings.exists() else "")
     with replacing(options.output / "tiers.md") as file:
         file.write(("\n".join(lines) + "\n").encode())
     return 0 if all(claim.holds for claim in claims(records, [one.name for one in configurations])) else 1

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from kvsim.hardware.copy_rule import CopyRule, Method
 from kvsim.substrate.hardware.memory.tier_copy import Way
 
-KEEPS_UP = 0.98
-"""Staging is preferred to a kernel that accesses the bus if it reaches at least this share of the kernel's rate."""
-WITHOUT_KERNELS = 0.75
+STAGED_SUFFICES = 0.75
+"""Staging is preferred to a kernel that accesses the bus if it reaches at least this share of the kernel's rate. Beside copies of
+pages, products took 1.1 to 1.65 times as long where the kernel copied, and 1.06 times at most where copies were staged, at nearly
+the same rate (experiments/hardware/copies.md on an H200, copy_variants.md on an H100)."""
+MEMCPY_SUFFICES = 0.75
 """memcpy, which uses no multiprocessors, is preferred if it reaches at least this share of the best rate. During
 prefill a kernel waits for products of large matrices to end: on an H200 staged loads of 100 to 500 MB then ran at 1 to 5 GB/s."""
 ENOUGH = 0.99
@@ -32,13 +34,13 @@ class Pair:
 
 
 def derived_rule(alone: Rates, pairs: Sequence[Pair], *, layers: int, programs: int = 4) -> CopyRule:
-    """Derive the rule from the rates of long copies of pages of ``layers`` fragments: use copy engines where they keep up.
+    """Derive the rule from the rates of long copies of pages of ``layers`` fragments: use copy engines where they suffice.
 
     ``pairs`` must contain loads by ``kernel`` and ``staged`` for the same fragment sizes.
     """
     sizes = sorted({size for _, _, size in alone}, reverse=True)
 
-    def good_from(method: Method, others: Sequence[Method], ways: Sequence[Way], share: float = KEEPS_UP) -> int:
+    def good_from(method: Method, others: Sequence[Method], ways: Sequence[Way], share: float) -> int:
         """Return the smallest fragment size from which on the method reaches this share; above the largest if it never does."""
         least = 2 * sizes[0]
         for size in sizes:
@@ -53,13 +55,14 @@ def derived_rule(alone: Rates, pairs: Sequence[Pair], *, layers: int, programs: 
         if key not in best or pair.rate > best[key].rate:
             best[key] = pair
     tried = sorted({pair.fragment_bytes for pair in pairs})
-    staged_beside = next((size for size in tried if best["staged", size].rate >= best["kernel", size].rate), 2 * tried[-1])
+    suffices = [size for size in tried if best["staged", size].rate >= STAGED_SUFFICES * best["kernel", size].rate]
+    staged_beside = min(suffices, default=2 * tried[-1])
     fastest = max(best.values(), key=lambda pair: (pair.load == "staged", pair.rate))
     return CopyRule(
         programs=programs,
-        memcpy_fragment_bytes=good_from("memcpy", ("kernel", "staged", "memcpy"), ("load", "store"), WITHOUT_KERNELS),
-        staged_load_page_bytes=layers * good_from("staged", ("kernel",), ("load",)),
-        staged_store_page_bytes=layers * good_from("staged", ("kernel",), ("store",)),
+        memcpy_fragment_bytes=good_from("memcpy", ("kernel", "staged", "memcpy"), ("load", "store"), MEMCPY_SUFFICES),
+        staged_load_page_bytes=layers * good_from("staged", ("kernel",), ("load",), STAGED_SUFFICES),
+        staged_store_page_bytes=layers * good_from("staged", ("kernel",), ("store",), STAGED_SUFFICES),
         staged_load_beside_store_page_bytes=layers * staged_beside,
         store_beside_load_bytes_per_s=fastest.pace_bytes_per_s,
     )

@@ -16,6 +16,9 @@ class CopyRule:
     kernel   a kernel reads or writes host pages over the bus: works for any page, but occupies multiprocessors
     staged   copy engines move whole host pages; a kernel scatters or gathers them in GPU memory
     memcpy   copy engines move each fragment to its place; no multiprocessor is used
+
+    Products beside copies took 1.1 to 1.65 times as long with the kernel, 1.06 times at most with staging, and 1.04 times with
+    memcpy of fragments of 64 KiB or more.
     """
 
     programs: int = 4
@@ -24,9 +27,9 @@ class CopyRule:
     """Minimum fragment size for memcpy."""
     staged_load_page_bytes: int = 1 << 16
     """Minimum page size (all layers) for staging on the way to the GPU, where memcpy does not apply."""
-    staged_store_page_bytes: int = 1 << 20
+    staged_store_page_bytes: int = 1 << 16
     """Minimum page size (all layers) for staging on the way to the host, where memcpy does not apply."""
-    staged_load_beside_store_page_bytes: int = 1 << 16
+    staged_load_beside_store_page_bytes: int = 1 << 15
     """Like ``staged_load_page_bytes``, while pages are also on their way to the host: two kernels share the link worse than a
     kernel and a copy engine."""
     store_beside_load_bytes_per_s: float = 47e9

@@ -74,12 +74,13 @@ def made_rule(load, store, memcpy=(0.02, 0.03, 0.97), pairs=(), programs=4):
     return derived_rule(alone, pairs, layers=4, programs=programs)
 
 
-def test_a_method_is_used_from_the_size_on_from_which_it_keeps_up():
+def test_a_method_is_used_from_the_size_on_from_which_it_suffices():
+    """Staging leaves multiprocessors to products: three quarters of the kernel's rate are enough."""
     pairs = [Pair(size, load, pace, rate) for size, load, pace, rate in (
-        (1 << 10, "kernel", 40.0, 0.8), (1 << 10, "staged", 40.0, 0.7), (1 << 10, "staged", 45.0, 0.6),
-        (1 << 13, "kernel", 45.0, 0.8), (1 << 13, "staged", 40.0, 0.7), (1 << 13, "staged", 45.0, 0.9),
+        (1 << 10, "kernel", 40.0, 0.8), (1 << 10, "staged", 40.0, 0.59), (1 << 10, "staged", 45.0, 0.5),
+        (1 << 13, "kernel", 45.0, 0.8), (1 << 13, "staged", 40.0, 0.5), (1 << 13, "staged", 45.0, 0.61),
     )]  # fmt: skip
-    rule = made_rule(([0.9, 0.9, 0.9], [0.5, 0.89, 0.95]), ([0.9, 0.9, 0.9], [0.9, 0.5, 0.9]), pairs=pairs, programs=8)
+    rule = made_rule(([0.9, 0.9, 0.9], [0.67, 0.68, 0.95]), ([0.9, 0.9, 0.9], [0.9, 0.67, 0.68]), pairs=pairs, programs=8)
     assert rule == CopyRule(
         programs=8,
         memcpy_fragment_bytes=1 << 16,
@@ -91,7 +92,7 @@ def test_a_method_is_used_from_the_size_on_from_which_it_keeps_up():
 
 
 def test_a_method_that_never_keeps_up_is_never_used():
-    pairs = [Pair(1 << 10, "kernel", 40.0, 0.8), Pair(1 << 10, "staged", 45.0, 0.7)]
+    pairs = [Pair(1 << 10, "kernel", 40.0, 0.8), Pair(1 << 10, "staged", 45.0, 0.5)]
     slow = [0.1, 0.1, 0.1]
     rule = made_rule(([0.9, 0.9, 0.9], slow), ([0.9, 0.9, 0.9], slow), memcpy=slow, pairs=pairs)
     for size in (1 << 10, 1 << 16):

@@ -1,6 +1,8 @@
 """Ways to copy pages that a study compares with kvsim's: each moves the right bytes, in both directions, and no others."""
 
+import argparse
 import importlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,3 +115,29 @@ def test_tables_have_a_line_for_each_case_and_a_column_for_each_way(study: Loade
     ]
     text = study["copy_variants"].pivot(rows, ("run",), "name", ("share",))
     assert text.splitlines()[2:] == ["| 1 | 0.500 | 0.250 |", "| 2 |  | 1.000 |"]
+
+
+def test_a_way_that_fails_is_noted_and_the_others_go_on(study: Loaded) -> None:
+    variants, machine = study["copy_variants"], study["copies"].Machine(1 << 16)
+    measuring = variants.Study(machine, argparse.Namespace(tiny=True, seconds=60), {})
+
+    def fails() -> dict[str, float]:
+        raise RuntimeError("CUDA driver call failed with error 1\nmore")
+
+    measuring.table = lambda: (row for fetch in (fails, lambda: {"share": 0.5}) for row in measuring.measured("it", fetch))
+    assert measuring.rows("table") == [{"share": 0.5}]
+    assert measuring.failed == {"it": "RuntimeError: CUDA driver call failed with error 1"}
+    measuring.table = lambda: (1 // number for number in (1, 0, 1))
+    assert measuring.rows("table") == [1] and "rest of table" in measuring.failed
+
+
+def test_tables_that_are_measured_anew_replace_those_of_an_earlier_file(study: Loaded, tmp_path: Path) -> None:
+    variants, path = study["copy_variants"], tmp_path / "copy_variants.json"
+    runs = [{"tables": ["beside", "alone"], "rates": {"load": 1.0}}, {"tables": ["coarse"], "rates": {"load": 2.0}}]
+    path.write_text(json.dumps({"device": "H", "runs": runs, "beside": [1], "alone": [2], "coarse": [3]}))
+    found = variants.earlier(path, "H", variants.table_names("alone,coarse"))
+    assert found["runs"] == [{"tables": ["beside"], "rates": {"load": 1.0}}] and found["beside"] == [1]
+    with pytest.raises(SystemExit, match="was measured on H, not on A"):
+        variants.earlier(path, "A", ["alone"])
+    with pytest.raises(argparse.ArgumentTypeError, match="there is no table some"):
+        variants.table_names("alone,some")

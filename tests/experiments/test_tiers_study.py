@@ -18,7 +18,7 @@ from kvsim.results.tolerances import Tolerances
 from tests.report.validation.test_repeated import SIMULATED, measured, times
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "hardware"
-PARTS = ("tiers", "tiers_draw", "tiers_measure", "validation_tables")
+PARTS = ("tiers", "tiers_draw", "tiers_launch", "tiers_launched", "tiers_measure", "validation_tables")
 Loaded = dict[str, ModuleType]
 
 
@@ -203,3 +203,69 @@ def test_the_machine_that_has_served_a_configuration_most_often_counts(study: Lo
             (tmp_path / machine / "runs" / name / str(number) / "result.json").write_text("{}")
     served = tiers.served_by([tmp_path / "one", tmp_path / "two"], configurations)
     assert {name: one.machine.name for name, one in served.items()} == {"a": "two", "b": "one"}, "a single run has no spread"
+
+
+def test_simulations_that_stand_in_for_the_machine_mostly_agree(study: Loaded) -> None:
+    """Of 20 simulations three differ: of the 1,140 choices of three, only these three together are off."""
+    tiers = study["tiers"]
+    rare = {"unit": "share", "simulated": {"values": [0.0] * 17 + [1.0] * 3}, "hardware": {"values": [0.0] * 3}}
+    equal = rare | {"simulated": {"values": [0.5] * 20}}
+    assert tiers.share_that_agrees([equal], 0.0) == 1.0
+    assert tiers.share_that_agrees([rare], 0.0) == tiers.share_that_agrees([equal, rare], 0.0) == pytest.approx(1139 / 1140)
+    assert tiers.share_that_agrees([rare], 1.0) == 1.0
+    assert "hit rates in 1.0, ttft_p50 in 1.0 and" in tiers.yardstick({"a": record(10.0, 10.5)}).text(1)
+
+
+# Launches
+
+
+def steps(kind: str, least: int, count: int, measured_s: float, expected_s: float) -> dict[str, Any]:
+    return {"kind": kind, "least": least, "leaps": count, "steps": count, "measured_s": measured_s, "expected_s": expected_s}
+
+
+def test_launches_of_the_real_runs_are_added_to_what_was_calibrated(study: Loaded) -> None:
+    """By hand: 4 short steps of two runs take 10 ms longer each, a decode step 1 ms; long steps and rows do not count."""
+    runs = [
+        {"steps": [steps("both", 1, 3, 0.06, 0.045), steps("both", 1025, 1, 9.0, 1.0), steps("decode", 1, 2, 0.022, 0.02)]},
+        {"steps": [steps("both", 257, 1, 0.05, 0.025), steps("decode", 2, 1, 9.0, 1.0) | {"steps": 2}]},
+    ]
+    known = {"hardware": {"prefill_launch_s": 0.013, "leap_overhead_s": 0.0011}}
+    words = study["tiers_launched"].words_of({"hardware": runs, "config": known})
+    assert words == ["hardware.prefill_launch_s=0.023", "hardware.leap_overhead_s=0.0021"]
+    good = record(10.0, 10.5)
+    lines = list(study["tiers_launched"].section({"a": {"hardware": runs}}, {"a": good}))
+    assert lines[-1].startswith("| a | +10.0 | +1.0 |")
+
+
+def test_launches_are_compared_in_three_ways(study: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is served in each way, and what the table says of it: a configuration that fails is left out, and told."""
+    launch = study["tiers_launch"]
+    from kvsim.substrate.hardware.machine import Demand
+
+    given = list[tuple[list[str], Any]]()
+
+    def serve(words: list[str]) -> int:
+        given.append((words, Demand.has_processes))
+        if len(given) == 3:
+            return 1
+        folder = Path(words[-1].removeprefix("output="))
+        folder.mkdir(parents=True)
+        rows = [steps("both", 1, 2, 0.06, 0.03), steps("both", 513, 2, 9.0, 9.0), steps("decode", 1, 1, 9.0, 9.0)]
+        (folder / "result.json").write_text(json.dumps({"hardware": {"steps": rows}}))
+        return 0
+
+    monkeypatch.setattr(launch, "kvsim", serve)
+    words = ["model=tiny", "tiers.gpu.capacity=9pages", "tiers.cpu.capacity=9pages", "placement=write_through", "prefetch=none"]
+    drawn = {"seed": 1, "drawn": [{"name": "a", "overrides": words, "simulated_s": 1.0}]}
+    (tmp_path / "drawn.json").write_text(json.dumps(drawn))
+    (tmp_path / "m" / "hardware").mkdir(parents=True)
+    (tmp_path / "m" / "hardware" / "measured_tiny.yaml").write_text("flops_per_s: 1\n")
+    with tarfile.open(tmp_path / "m.tar.xz", "w:xz") as archive:
+        archive.add(tmp_path / "m", "m")
+    options = ["--configurations", str(tmp_path / "drawn.json"), "--recorded", str(tmp_path), "--output", str(tmp_path)]
+    assert launch.main([*options, "--only", "a"]) == 1
+    assert [is_own is True for _, is_own in given] == [False, True, False] and Demand.has_processes is not True
+    served = [[word for word in some if word in words] for some, _ in given]
+    assert served == [words, words, words[:2]]
+    table = (tmp_path / "tiers_launch.md").read_text().splitlines()
+    assert table[-2:] == ["| a | as served | 2 | 15.00 | 30.00 | - | - |", "| a | own process | 2 | 15.00 | 30.00 | - | - |"]

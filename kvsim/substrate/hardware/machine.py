@@ -73,6 +73,11 @@ class Demand:
     """States that each engine keeps when their pages have left the GPU."""
 
     @property
+    def has_processes(self) -> bool:
+        """Whether each GPU has a process of its own."""
+        return self.engines * self.ranks > 1
+
+    @property
     def buffer_pages(self) -> int:
         """Pages of a buffer between GPUs and disk; 0 without any."""
         return buffer_pages(self.model.page_bytes(self.page_tokens), self.gpu_pages) if self.is_disk_below_gpu else 0
@@ -150,8 +155,7 @@ def open_host(demand: Demand, name: str, pages: int, page_bytes: int, setting: s
     """
     if not pages:
         return None
-    is_shared = demand.engines * demand.ranks > 1
-    file = shared_file(name, pages * page_bytes) if is_shared else None
+    file = shared_file(name, pages * page_bytes) if demand.has_processes else None
     return HostPool(pages, page_bytes, file, setting=setting)
 
 
@@ -183,7 +187,7 @@ def open_gpus(
 ) -> tuple[Sequence[Gpu], Callable[[], bool]]:
     """Open all GPUs, and return them and what closes them. A single one stays in this process."""
     demands = [gpu_demand(demand, names, hosts, number) for number in range(demand.engines * demand.ranks)]
-    if len(demands) > 1:
+    if demand.has_processes:
         processes = GpuProcesses(demands, [Party(book, own.number) for own in demands], device)
         for host in hosts:
             if host is not None:

@@ -39,7 +39,8 @@ def merged(targets: np.ndarray, sources: np.ndarray, n_bytes: int) -> tuple[np.n
 def copy_batch(targets: np.ndarray, sources: np.ndarray, n_bytes: int, stream: torch.cuda.Stream | None) -> None:
     """Copy ``n_bytes`` from each address in ``sources`` to the corresponding one in ``targets`` (int64), in ``stream``.
 
-    The host side is pinned memory. Without a stream, both sides are host memory, and the copies are complete on return.
+    The host side is pinned memory. ``stream`` must not be the default stream, in which the driver takes no batch (error 1).
+    Without a stream, both sides are host memory, and the copies are complete on return.
     Drivers older than CUDA 12.8 get the copies one by one, which costs microseconds each. Raises RuntimeError if the driver
     reports an error.
     """
