@@ -104,7 +104,7 @@ def swapping_cases(draw: st.DrawFn) -> Case:
     common += [f"tiers.{name}.capacity={draw(st.integers(8, 16))}pages" for name in names]
     common += ["placement=exclusive"] if "cpu" in names else []
     common += ["tiers.disk.below=gpu", "placement@tiers.disk.placement=write_through"] if "disk" in names else []
-    about = Kind(has_persistent=draw(st.booleans()), has_resets=False, has_samples=False)
+    about = Kind(has_persistent=draw(st.booleans()), has_resets=draw(st.booleans()), has_samples=False)
     simulate = [*draw(machines(names)), *draw(engine_settings(is_single=False))]
     return Case(lines=draw(traces(about)), common=common, replay=[], simulate=simulate)
 

@@ -92,6 +92,14 @@ def test_the_look_up_finds_in_cpu_memory_what_was_swapped_out_for_it() -> None:
     assert outcome.ttft_s[1] == seconds(4 + 4 + 9)
 
 
+def test_what_is_looked_up_after_a_reset_is_cached_where_others_find_it() -> None:
+    """The second request waits for swaps until 104 s; the cache is emptied at 102 s, with the arrival of the third."""
+    requests = make_requests([ask("abcd"), ask("efgh", 100), ask("i", 102), ask("efgh", 200), ask("abcd", 300)])
+    requests[2].resets = (Reset("now", nan),)
+    outcome = serve(small(5, 20), requests)
+    assert [sum(hits(outcome, index)) for index in range(5)] == [0, 0, 0, 4, 0]
+
+
 def test_pages_can_be_found_from_the_step_on_that_computes_them() -> None:
     """The second step computes the last 7 tokens of the first request, and one of the second."""
     outcome = serve(small(20), make_requests([ask("abcd"), ask("abcd", 1)]), max_batch_tokens=10)

@@ -75,8 +75,7 @@ class Swaps(LowerTiers):
         lease.set_match(path, pages_down_to(path[:on_gpu]), rest)
         lease.gpu_nodes = on_gpu
         residency.pin_path(path[:on_gpu], gpu, lease.gpu_pages)
-        if on_gpu:
-            lease.node = path[on_gpu - 1]
+        lease.node = path[on_gpu - 1] if on_gpu else residency.tree.root  # that of the lease may be gone since a reset
         if end > on_gpu:
             lease.loading = path[-1]
             lease.loaded_pages = pages_down_to(path) - lease.gpu_pages
