@@ -142,17 +142,19 @@ def test_blocks_take_one_call_and_fragments_one_for_each_turn_of_a_stream(way, t
 @pytest.mark.parametrize(
     ("takes_blocks", "least_bytes", "is_staged"), [(True, 1024, False), (False, 1024, True), (False, 512, False)]
 )
-def test_short_fragments_are_staged_where_a_page_is_no_block(way, takes_blocks, least_bytes, is_staged, monkeypatch):
+def test_short_fragments_are_staged_where_a_page_is_no_block(way, takes_blocks, least_bytes, is_staged, device, monkeypatch):
     """Fragments of 512 bytes, from which on the rule takes memcpy."""
     gpu, host = (torch.randint(0, 256, shape, dtype=torch.uint8) for shape in ((3, 9, 512), (9, 3, 512)))
-    copies = TierCopy(gpu, host, CopyRule(memcpy_fragment_bytes=512))
-    assert copies.takes_blocks
+    host = host.pin_memory() if device.type == "cuda" else host
+    copies = TierCopy(gpu.to(device), host, CopyRule(memcpy_fragment_bytes=512))
     copies.takes_blocks = takes_blocks
     monkeypatch.setattr(tier_copy, "FRAGMENT_BYTES", least_bytes)
     first, second = np.array([8, 0, 3]), np.array([1, 2, 5])
     getattr(copies, way)(first, second)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
     host_pages, gpu_pages = (first, second) if way == "load" else (second, first)
-    assert torch.equal(copies.gpu[gpu_pages], copies.host[host_pages])
+    assert torch.equal(copies.gpu[gpu_pages].cpu(), copies.host[host_pages])
     assert is_staged == any(lane.staging is not None for lane in copies.loading + copies.storing)
 
 
