@@ -72,7 +72,8 @@ Without it, mean TTFTs were simulated 37% too short, and mean TPOTs 19%. It is k
 the calibration shows it. Against the server's log, full steps of one prompt are 16% too short to 8% too long, and steps of
 fewer than 3,000 prompt tokens mostly 20 to 40% too short. What the machine does not have: to decode one request after 16,384
 tokens takes 12.3 ms, and 29% less by the file, because Triton splits a context into 8 parts at most, while kvsim goes by the
-tokens of all requests together."""
+tokens of all requests together. The batch held out that is 59% off, 64 decoding requests and a prompt of 432 tokens, could be
+read in one of its two plays alone."""
 
 
 class Group(NamedTuple):
