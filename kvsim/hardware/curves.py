@@ -106,6 +106,9 @@ class ComputeCurves:
     state_update: list[Any] | None = None
     """Recurrence of all decoding requests: rows of [bytes, bytes_per_s], by the bytes of states that one layer reads and writes.
     None if ``scan`` is."""
+    pads_chunks: bool = False
+    """Whether the attention of each chunk takes as long as for the queries of the longest chunk of its step. So does SGLang's
+    Triton kernel (0.5.15, ``extend_attention.py``): it starts as many blocks of queries for each chunk, and none ends early."""
     prefill_tile_tokens: int = 1
     """Steps with prefill, and the attention of each chunk, take as long as for the next multiple of this many tokens: matrix
     products are padded (beyond 16,384 tokens to coarser multiples, which is not simulated), and kernels work in tiles."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvsim.calibration.server.batches import BURST, MIXED, PROMPT
-from kvsim.calibration.server.fit import best_first, fit, fit_all, roofline_form
+from kvsim.calibration.server.fit import best_first, curves_form, fit, fit_all, roofline_form
 from kvsim.calibration.server.least_squares import Vector, least_squares
 from kvsim.calibration.server.measure import LEAST_ROUNDS, REPEATS, MeasureSettings, measure
 from kvsim.calibration.server.measurements import Measurements, Quality, Reading, read_measurements, readings, write_measurements
@@ -113,6 +113,13 @@ def test_the_fit_predicts_batches_that_it_has_not_seen(vllm: VirtualServer, meas
     assert held_out.batches == 16 and held_out.median < 0.005 and held_out.most < 0.02
     assert fits[0].hardware.request_overhead_s == pytest.approx(5e-3, abs=3e-4)
     assert fits[1].summary(points(measured), is_held_out=True).median < 0.03
+
+
+@pytest.mark.parametrize("pads_chunks", [False, True])
+def test_whether_chunks_are_padded_is_as_told(pads_chunks: bool, vllm: VirtualServer, measured: Measurements) -> None:
+    form = curves_form(START, START, points(measured), vllm.plan.model, 1, pads_chunks=pads_chunks)
+    curves = form.machine(np.array([one.start for one in form.parameters])).compute_curves
+    assert curves is not None and curves.pads_chunks is pads_chunks
 
 
 def test_a_machine_whose_parts_add_up_is_met_by_curves(vllm: VirtualServer) -> None:

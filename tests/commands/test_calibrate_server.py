@@ -73,6 +73,7 @@ def test_a_server_is_measured_and_its_measurements_are_fitted_again(
         (["hardware=h100"], "hardware has no effect without server= or measured=: leave it out"),
         (["hardware.gpus=2"], "hardware has no effect without server= or measured=: leave it out"),
         (["step_tokens=512"], "step_tokens has no effect without server= or measured=: leave it out"),
+        (["pads_chunks=true"], "pads_chunks has no effect without server= or measured=: leave it out"),
         (["server=http://a:1", "step_tokens=0"], "step_tokens must be at least 1, not 0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

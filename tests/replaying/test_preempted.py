@@ -120,6 +120,23 @@ def test_steps_that_are_formed_ahead_take_pages_for_tokens_that_are_still_to_com
         assert [played.held[at_s] for at_s in tokens_s] == held
 
 
+def test_sglang_finds_a_prompt_whose_step_was_formed_ahead_with_its_first_token() -> None:
+    """The second request is looked up when the step after that of the first prompt is formed, the third when its token comes."""
+    asked = (request(0, [0, 1]), 0.0, [2.0]), (request(1, [0, 1]), 1.0, [3.0]), (request(2, [0, 1]), 2.0, [4.0])
+    formed_s = np.array([0.0, 1.0, 2.0, 3.0])
+    for ahead, hits in ((0, [0, 2, 2]), (1, [0, 0, 2])):
+        played = Played(engine(20, preset="sglang"), asked, formed_s=formed_s, steps_ahead=ahead)
+        assert played.hits == hits
+
+
+def test_tokens_of_answers_take_none_of_a_step_of_prompts_from_sglang() -> None:
+    """Steps of 8 tokens, while an answer grows. The first chunk of the second prompt has all 8: two pages, which the third
+    request finds when the next step is formed."""
+    times_s = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    asked = (request(0, [0], 8), 0.0, times_s), (request(1, [10, 11, 12, 13]), 2.0, [6.0]), (request(2, [10, 11]), 3.0, [7.0])
+    assert Played(engine(20, step_tokens=8, preset="sglang"), asked, formed_s=np.array(times_s)).hits == [0, 0, 2]
+
+
 @pytest.mark.parametrize(("preemptions", "hits", "held"), [(1, [0, 3], [4, 7, 3, 3, 6]), (0, [0, 0], [4, 7, 6, 6, 0])])
 def test_the_last_request_without_a_token_is_preempted_for_room_if_the_server_has_preempted(
     preemptions: int, hits: list[int], held: list[int]

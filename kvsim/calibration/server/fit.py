@@ -106,10 +106,14 @@ class Summary(NamedTuple):
     most: float
 
 
-def fit_all(points: Sequence[Point], model: ModelSpec, start: HardwareSpec) -> list[Fit]:
-    """Fit a roofline, and curves that begin there, to the points that are not held out. The better one is first."""
+def fit_all(points: Sequence[Point], model: ModelSpec, start: HardwareSpec, *, pads_chunks: bool = False) -> list[Fit]:
+    """Fit a roofline, and curves that begin there, to the points that are not held out. The better one is first.
+
+    ``pads_chunks``: see ``ComputeCurves``. No batch has chunks of different lengths, so that is not fitted.
+    """
     roofline = fit(roofline_form(start), points, model)
-    tiled = [fit(curves_form(start, roofline.hardware, points, model, tile_tokens), points, model) for tile_tokens in TILES]
+    forms = [curves_form(start, roofline.hardware, points, model, tile, pads_chunks=pads_chunks) for tile in TILES]
+    tiled = [fit(form, points, model) for form in forms]
     curves = min(tiled, key=lambda one: one.cost)
     return best_first([roofline, curves], points)
 
@@ -208,7 +212,15 @@ def roofline_form(start: HardwareSpec) -> Form:
     return Form("roofline", [*slower, *overheads(start)], len(slower), MANY_LAUNCHES, machine)
 
 
-def curves_form(start: HardwareSpec, roofline: HardwareSpec, points: Sequence[Point], model: ModelSpec, tile_tokens: int) -> Form:
+def curves_form(
+    start: HardwareSpec,
+    roofline: HardwareSpec,
+    points: Sequence[Point],
+    model: ModelSpec,
+    tile_tokens: int,
+    *,
+    pads_chunks: bool = False,
+) -> Form:
     """Return machines whose parts of a step are each so many times as slow as those of a roofline, in logarithms.
 
     Parts of nearly the same size are nearly as many times as slow.
@@ -228,6 +240,7 @@ def curves_form(start: HardwareSpec, roofline: HardwareSpec, points: Sequence[Po
             warming_s=float(values[own + 1]),
             repeated_context_share=float(values[own + 2]),
             prefill_tile_tokens=tile_tokens,
+            pads_chunks=pads_chunks,
         )
         return replace(with_overheads(roofline, values[:own]), compute_curves=curves)
 

@@ -119,7 +119,8 @@ class MeasuredParts(Steps):
     of its prefill, plus overheads.
 
     matrix products    FLOPs of all weight matrices, at the rate for the step's FLOPs per byte of weights
-    prefill attention  FLOPs of each chunk, at the rate for its query rows and context
+    prefill attention  FLOPs of each chunk, at the rate for its query rows and context; with ``pads_chunks``, as many queries for
+                       each as the longest has
                        (if a step has prefill, both count tokens rounded up to multiples of ``prefill_tile_tokens``)
     decode attention   seconds per layer by bytes of keys and values, linear between the measured points, times the attention
                        layers; at least the time of the smallest measured point, and at least the time of the FLOPs. Context
@@ -159,7 +160,8 @@ class MeasuredParts(Steps):
 
     def _constant_s(self, work: Work) -> float:
         """Return the seconds of the parts that are equal in every step of a leap."""
-        attention_s = sum(self._attention_s(tokens, start) for tokens, start in work.chunks)
+        longest = max([tokens for tokens, _ in work.chunks], default=0) if self.curves.pads_chunks else 0
+        attention_s = sum(self._attention_s(tokens, start, longest) for tokens, start in work.chunks)
         return self._products_s(work) + attention_s + self._recurrences_s(work) + self.communication.step_s(work)
 
     def _recurrences_s(self, work: Work) -> float:
@@ -184,10 +186,12 @@ class MeasuredParts(Steps):
         rate = self.curves.linear_flops_per_s(flops / self.experts.weight_bytes(tokens))
         return flops / (rate * self.hardware.gpus)
 
-    def _attention_s(self, tokens: int, start: int) -> float:
+    def _attention_s(self, tokens: int, start: int, padded: int = 0) -> float:
+        """Return the seconds of a chunk's attention, where queries beyond its own, up to ``padded``, attend over all of it."""
         model, gpus, tiled = self.model, self.hardware.gpus, self.curves.tiled(tokens)
-        pairs = tiled * start + tiled * (tiled + 1) / 2
-        rate = self.curves.prefill_attention_flops_per_s(tiled * model.heads / gpus, start + tiled)
+        queries = max(tiled, self.curves.tiled(padded))
+        pairs = queries * start + tiled * (tiled + 1) / 2 + (queries - tiled) * tiled
+        rate = self.curves.prefill_attention_flops_per_s(queries * model.heads / gpus, start + tiled)
         return model.attention_flops_per_pair * pairs / (rate * gpus)
 
 

@@ -74,6 +74,17 @@ def test_prefill_is_done_in_whole_tiles_and_decoding_is_not() -> None:
     assert measured(**tiled).leap_s(decode, 1) == measured(**(tiled | {"prefill_tile_tokens": 1})).leap_s(decode, 1)
 
 
+def test_chunks_may_attend_as_long_as_the_longest_of_the_step() -> None:
+    """10 and 1 tokens: the queries of the second chunk, whose context is 9 tokens and itself, are 10, of 20 rows. 9 of them
+    attend over all ten. A chunk alone takes no longer."""
+    rates = [[2, 1, 4.0], [20, 1, 16.0]]
+    padding = {"linear": [[1, 120.0]], "prefill_attention": rates, "pads_chunks": True}
+    attention_s = 16 * 55 / 16 + 16 * (9 * 10 + 10) / 16
+    assert measured(**padding).leap_s(Work(chunks=[(10, 0), (1, 9)]), 1) == pytest.approx(11 + attention_s + 0.5)
+    alone = Work(chunks=[(1, 9)])
+    assert measured(**padding).leap_s(alone, 1) == measured(**(padding | {"pads_chunks": False})).leap_s(alone, 1)
+
+
 @pytest.mark.parametrize("gpus", [1, 2, 4])
 def test_few_rows_take_as_long_as_the_fewest_measured(gpus: int) -> None:
     """20 tokens of two heads: 40, 20 and 10 rows on each GPU, 40 at least were measured."""
