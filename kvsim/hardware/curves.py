@@ -139,7 +139,7 @@ class ComputeCurves:
             raise ValueError("compute_curves.decode_attention: more bytes must not take less time than fewer bytes")
 
     def repeated_saving(self, different_bytes: float) -> float:
-        """Return the share of the time of repeated context that is saved, beside so many bytes of different contexts in a layer."""
+        """Return the share of the time of repeated context that is saved; a layer has so many bytes of different contexts."""
         kept = self.repeated_context_bytes
         held = 1.0 if kept is None or different_bytes <= kept else kept / different_bytes
         return held * (1.0 - self.repeated_context_share)
