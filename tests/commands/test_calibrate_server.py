@@ -151,6 +151,7 @@ def write_changed(file: Path, path: str, value: object) -> None:
     file.write_text(json.dumps(told))
 
 
+@pytest.mark.long
 def test_the_file_says_how_good_the_measurements_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_changed(folder / "one.json", "served_model", "llama\nflops_per_s: 1.0\n#")
     assert main(["calibrate", "measured=one.json", "name=one", "output=.", "hardware=h200"]) == 0

@@ -56,8 +56,8 @@ RESTED = Parameter(0.97, 0.5, 1.0, 0.1)
 WARMING = Parameter(0.25, 0.02, 5.0, 1.0)
 """``ComputeCurves.warming_s``."""
 SHARED, CACHE = Parameter(0.9, 0.2, 1.0, 0.5), Parameter(50.0, 1.0, 1000.0, 25.0)
-"""``ComputeCurves.repeated_context_share``, and ``repeated_context_bytes`` in megabytes, of which the cache of an H100 has 50. With
-a share of 1, the latter would have no slope."""
+"""``ComputeCurves.repeated_context_share``, and ``repeated_context_bytes`` in megabytes: the cache of an H100 has 50.
+With a share of 1, the latter would have no slope."""
 SMOOTHNESS = 0.2
 """Neighbours that differ by this much cost as much as one reading that is off by ``NOISE``."""
 TILES = (1, 128)
