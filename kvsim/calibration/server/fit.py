@@ -20,6 +20,7 @@ NOISE = 0.01
 LARGEST_ERROR = 0.1
 """Standard error of a reading that is taken for larger, or is unknown."""
 MILLISECOND = 1e-3
+MEGABYTE = 1e6
 OVERHEADS = (
     "prefill_launch_s",
     "step_overhead_s",
@@ -54,8 +55,9 @@ RESTED = Parameter(0.97, 0.5, 1.0, 0.1)
 """``ComputeCurves.rested_prefill_share``. At 1, the time constant would have no slope."""
 WARMING = Parameter(0.25, 0.02, 5.0, 1.0)
 """``ComputeCurves.warming_s``."""
-SHARED, APART = Parameter(1.0, 0.2, 1.0, 0.5), Parameter(1.0, 1.0, 1.0, 0.5)
-"""``ComputeCurves.repeated_context_share``, where requests have shared contexts on purpose, and where they have not."""
+SHARED, CACHE = Parameter(0.9, 0.2, 1.0, 0.5), Parameter(50.0, 1.0, 1000.0, 25.0)
+"""``ComputeCurves.repeated_context_share``, and ``repeated_context_bytes`` in megabytes: the cache of an H100 has 50.
+With a share of 1, the latter would have no slope."""
 SMOOTHNESS = 0.2
 """Neighbours that differ by this much cost as much as one reading that is off by ``NOISE``."""
 TILES = (1, 128)
@@ -119,11 +121,13 @@ def fit_all(points: Sequence[Point], model: ModelSpec, start: HardwareSpec, *, p
 
 
 def best_first(fits: Sequence[Fit], points: Sequence[Point]) -> list[Fit]:
-    """Order by the mean square of the errors of held-out points, in multiples of their noise; without any, of those fitted."""
+    """Order by the mean square of the errors of held-out points; without any, of those fitted.
+
+    All points count alike. A model is further off than most readings, so in multiples of their noise a few of them would decide.
+    """
     has_held_out = any(point.reading.batch.is_held_out for point in points)
     judges = [at for at, point in enumerate(points) if point.reading.batch.is_held_out == has_held_out]
-    noise = noise_of([points[at] for at in judges])
-    return sorted(fits, key=lambda one: float(np.sum(np.square(np.array([one.errors[at] for at in judges]) / noise))))
+    return sorted(fits, key=lambda one: float(np.sum(np.square([one.errors[at] for at in judges]))))
 
 
 def noise_of(points: Sequence[Point]) -> Vector:
@@ -229,8 +233,10 @@ def curves_form(
     rows = Rows(start, roofline, model, works)
     factor = Parameter(0.0, -3.0, 3.0, 0.5)
     is_shared = any(point.reading.batch.slots < SLOTS for point in points)
-    parameters = [*overheads(roofline), RESTED, WARMING, SHARED if is_shared else APART, *[factor] * rows.count]
-    own, first = len(OVERHEADS), len(OVERHEADS) + 3
+    repeated = [SHARED, CACHE] if is_shared else []
+    parameters = [*overheads(roofline), RESTED, WARMING, *repeated, *[factor] * rows.count]
+    own = len(OVERHEADS)
+    first = own + 2 + len(repeated)
     neighbours = [(first + one, first + other) for one, other in rows.neighbours()]
 
     def machine(values: Vector) -> HardwareSpec:
@@ -238,10 +244,12 @@ def curves_form(
             rows.curves(values[first:]),
             rested_prefill_share=float(values[own]),
             warming_s=float(values[own + 1]),
-            repeated_context_share=float(values[own + 2]),
             prefill_tile_tokens=tile_tokens,
             pads_chunks=pads_chunks,
         )
+        if repeated:
+            share, kept_bytes = float(values[own + 2]), float(values[own + 3]) * MEGABYTE
+            curves = replace(curves, repeated_context_share=share, repeated_context_bytes=kept_bytes)
         return replace(with_overheads(roofline, values[:own]), compute_curves=curves)
 
     return Form("curves", parameters, 0, FEW_LAUNCHES, machine, neighbours)

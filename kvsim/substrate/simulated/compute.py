@@ -124,7 +124,8 @@ class MeasuredParts(Steps):
                        (if a step has prefill, both count tokens rounded up to multiples of ``prefill_tile_tokens``)
     decode attention   seconds per layer by bytes of keys and values, linear between the measured points, times the attention
                        layers; at least the time of the smallest measured point, and at least the time of the FLOPs. Context
-                       that several requests have in common counts once, and ``repeated_context_share`` each further time
+                       that several requests have in common counts once, and ``repeated_context_share`` each further time,
+                       as far as the GPU's cache holds the different contexts (``repeated_context_bytes``)
     recurrences        elements of each chunk's states times its tokens, and bytes of states that decoding requests read and
                        write, at the rates for their numbers; without curves for them, states are read and written once for each
                        chunk and decoding request, at the rate of GPU memory, and FLOPs count as matrix products
@@ -138,7 +139,7 @@ class MeasuredParts(Steps):
         self._has_scan = model.is_hybrid and self.curves.scan is not None
         self._state_s = 2 * model.state_bytes / hardware.effective_memory_bytes_per_s
         self._product_flops = model.linear_flops_per_token - (model.recurrence_flops_per_token if self._has_scan else 0.0)
-        layer_bytes = model.kv_bytes_per_token / model.attention_layers / hardware.gpus
+        self._layer_bytes = layer_bytes = model.kv_bytes_per_token / model.attention_layers / hardware.gpus
         flops_s = model.decode_attention_flops_per_pair / hardware.effective_flops_per_s
         measured = [
             (n_bytes / layer_bytes, model.attention_layers * n_bytes / rate) for n_bytes, rate in self.curves.decode_attention
@@ -148,8 +149,7 @@ class MeasuredParts(Steps):
     def leap_s(self, work: Work, steps: int) -> float:
         seconds = steps * self._constant_s(work)
         if work.decode_requests:
-            saved = work.repeated_context_tokens * (1.0 - self.curves.repeated_context_share)
-            seconds += self._decode_attention.total(work.decode_context_tokens - saved, work.decode_requests, steps)
+            seconds += self._decode_attention.total(self._read_tokens(work), work.decode_requests, steps)
         hardware = self.hardware
         if work.chunks:
             launch_s = hardware.launch_s(len(work.chunks), work.decode_requests, has_copies=work.has_copies)
@@ -157,6 +157,11 @@ class MeasuredParts(Steps):
         else:
             seconds += hardware.leap_extra_s(work.times_formed(steps), has_copies=work.has_copies)
         return seconds + steps * hardware.step_overhead_s
+
+    def _read_tokens(self, work: Work) -> float:
+        """Return the tokens of context that take as long to read, without repetitions, as those of the first step."""
+        tokens, repeated = work.decode_context_tokens, work.repeated_context_tokens
+        return tokens - repeated * self.curves.repeated_saving((tokens - repeated) * self._layer_bytes) if repeated else tokens
 
     def _constant_s(self, work: Work) -> float:
         """Return the seconds of the parts that are equal in every step of a leap."""

@@ -131,6 +131,16 @@ def test_repeated_context_takes_its_share_of_the_time() -> None:
     assert measured().leap_s(work, 3) == pytest.approx(measured().leap_s(Work(decode_requests=2, decode_context_tokens=100), 3))
 
 
+def test_only_what_a_cache_holds_of_common_context_is_read_faster() -> None:
+    """20 different tokens and 80 repeated ones. A cache of 5 tokens holds a quarter: 80 * 3 / 4 / 4 = 15 are saved, not 60."""
+    work = Work(decode_requests=2, decode_context_tokens=100, repeated_context_tokens=80)
+    token_bytes = MODEL.kv_bytes_per_token / MODEL.attention_layers
+    for held_tokens, counted in ((5, 85), (20, 40), (1000, 40)):
+        steps = measured(repeated_context_share=0.25, repeated_context_bytes=held_tokens * token_bytes)
+        alone = measured().leap_s(Work(decode_requests=2, decode_context_tokens=counted), 3)
+        assert steps.leap_s(work, 3) == pytest.approx(alone)
+
+
 def test_decode_attention_takes_its_flops_at_least() -> None:
     """At 100 tokens 16 * 100 FLOPs; a rate of 40 FLOPs a second makes more of them than the 16 seconds of their bytes."""
     steps = step_times(MODEL, machine(flops_per_s=40.0, compute_curves=ComputeCurves(**(CURVES | {"linear": [[1, 140.0]]}))))
