@@ -115,7 +115,8 @@ def start_texts(record: RunRecord) -> Iterator[tuple[str, str, str]]:
     """Yield a title, a text to copy and a note: the command that simulates the winner, and for each server how to start it."""
     if record["cheapest"] is None:
         return
-    yield "Simulate it", record["simulate"], ""
+    if record["simulate"] is not None:
+        yield "Simulate it", record["simulate"], ""
     engines = record["candidates"][record["cheapest"]]["engines"]
     times = (
         f", {engines} times, each with GPUs and a port of its own, behind a router (the simulation had {record['routing']})"
