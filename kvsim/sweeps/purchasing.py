@@ -34,7 +34,7 @@ from kvsim.sweeps.composition import Compositions
 from kvsim.sweeps.engine_flags import Setup, starts, without_server
 from kvsim.sweeps.folder import begin_folder, index_of, place_job
 from kvsim.sweeps.planning import Planned
-from kvsim.sweeps.prices import OWN, Prices, read_prices
+from kvsim.sweeps.prices import CHOICES, OWN, Prices, read_prices
 from kvsim.sweeps.purchase import (
     DEARER,
     FAILS,
@@ -97,7 +97,8 @@ def _check_own(overrides: Sequence[str], name: str) -> None:
     """Raise UsageError for a setting that the prices choose."""
     keys = keys_of(overrides)
     if key := next((key for key in OWN if key in keys), None):
-        raise UsageError(f"{key}: leave it out: {name} chooses what costs money, and what has no price there cannot be chosen")
+        how = f": set {CHOICES[key]} there" if key in CHOICES else ", and what has no price there cannot be chosen"
+        raise UsageError(f"{key}: leave it out: {name} chooses what costs money{how}")
 
 
 def _check_drive(overrides: Sequence[str], name: str, prices: Prices) -> None:
