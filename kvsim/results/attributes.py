@@ -19,9 +19,10 @@ AMBIGUOUS = ("requests_per_s", "load_s")
 def attributes_of(record: RunRecord) -> dict[str, Callable[[], Any]]:
     """Return what gives each number of a ``result.json`` by the names that Python users may write.
 
-    These are, the later ones first where two are equal: its fields (``hit_rate``, ``tiers``), None where it has none; ``throughput_requests_per_s``
-    and its like; the columns of a sweep's table (``ttft_s_p99``, ``hit_rate_gpu``, ``goodput_requests_per_s``), with all
-    quantiles of all times; and the same without the unit (``ttft_p99``, ``queue_mean``, ``goodput``).
+    These are, the later ones first where two are equal: its fields (``hit_rate``, ``tiers``; None where it has none);
+    ``throughput_requests_per_s`` and its like; the columns of a sweep's table (``ttft_s_p99``, ``hit_rate_gpu``,
+    ``goodput_requests_per_s``), with all quantiles of all times; and the same without the unit (``ttft_p99``, ``queue_mean``,
+    ``goodput``).
     """
     known = dict.fromkeys(field.name for field in FIELDS if field.presence == OPTIONAL) | record
     found: dict[str, Callable[[], Any]] = {name: _given(value) for name, value in known.items() if name not in AMBIGUOUS}
