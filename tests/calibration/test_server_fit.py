@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvsim.calibration.server.batches import BURST, MIXED, PROMPT
-from kvsim.calibration.server.fit import best_first, fit, fit_all, roofline_form
+from kvsim.calibration.server.fit import best_first, curves_form, fit, fit_all, roofline_form
 from kvsim.calibration.server.least_squares import Vector, least_squares
 from kvsim.calibration.server.measure import LEAST_ROUNDS, REPEATS, MeasureSettings, measure
 from kvsim.calibration.server.measurements import Measurements, Quality, Reading, read_measurements, readings, write_measurements
@@ -107,28 +107,51 @@ def test_no_batch_is_lost_where_the_last_request_of_one_ends_first() -> None:
 
 
 def test_the_fit_predicts_batches_that_it_has_not_seen(vllm: VirtualServer, measured: Measurements) -> None:
-    fits = fit_all(points(measured), vllm.plan.model, START)
-    assert [one.name for one in fits] == ["roofline", "curves"]
-    held_out = fits[0].summary(points(measured), is_held_out=True)
+    found = fit(roofline_form(START), points(measured), vllm.plan.model)
+    held_out = found.summary(points(measured), is_held_out=True)
     assert held_out.batches == 16 and held_out.median < 0.005 and held_out.most < 0.02
-    assert fits[0].hardware.request_overhead_s == pytest.approx(5e-3, abs=3e-4)
-    assert fits[1].summary(points(measured), is_held_out=True).median < 0.03
+    assert found.hardware.request_overhead_s == pytest.approx(5e-3, abs=3e-4)
 
 
-def test_a_machine_whose_parts_add_up_is_met_by_curves(vllm: VirtualServer) -> None:
-    summing = VirtualServer(["preset=vllm", "hardware=h200_measured", *SERVER]).plan.hardware
-    hardware = replace(summing, noise=None, leap_overhead_s=0.0, request_overhead_s=4e-3)
-    known = points(measured_on(vllm, hardware))
-    best, other = fit_all(known, vllm.plan.model, START)
-    assert (best.name, other.name) == ("curves", "roofline")
-    held_out = best.summary(known, is_held_out=True)
+SUMMING = replace(
+    VirtualServer(["preset=vllm", "hardware=h200_measured", *SERVER]).plan.hardware,
+    noise=None, leap_overhead_s=0.0, request_overhead_s=4e-3,
+)  # fmt: skip
+"""A machine of curves, whose parts add up."""
+
+
+@pytest.fixture(scope="module")
+def summing(vllm: VirtualServer) -> list[Point]:
+    """What was read of that machine."""
+    return points(measured_on(vllm, SUMMING))
+
+
+def test_a_machine_whose_parts_add_up_is_met_by_curves(vllm: VirtualServer, summing: list[Point]) -> None:
+    """Of its tiles: some forty numbers are fitted, which takes two seconds."""
+    model, true = vllm.plan.model, SUMMING.compute_curves
+    assert true is not None
+    roofline = fit(roofline_form(START), summing, model)
+    curves = fit(curves_form(START, roofline.hardware, summing, model, true.prefill_tile_tokens), summing, model)
+    assert best_first([roofline, curves], summing) == [curves, roofline]
+    held_out = curves.summary(summing, is_held_out=True)
     assert held_out.median < 0.025 and held_out.most < 0.1
-    assert hardware.compute_curves is not None and best.hardware.compute_curves is not None
-    found, true = best.hardware.compute_curves, hardware.compute_curves
+    found = curves.hardware.compute_curves
+    assert found is not None
     assert found.rested_prefill_share == pytest.approx(true.rested_prefill_share, abs=0.1) != 1
     assert found.warming_s == pytest.approx(true.warming_s, rel=0.3)
     assert found.repeated_context_share == pytest.approx(true.repeated_context_share, abs=0.25) != 1
-    assert other.summary(known, is_held_out=True).median > 1.5 * held_out.median
+    assert roofline.summary(summing, is_held_out=True).median > 1.5 * held_out.median
+
+
+@pytest.mark.long
+def test_the_form_and_the_tiles_of_a_machine_are_found(vllm: VirtualServer, measured: Measurements, summing: list[Point]) -> None:
+    known = points(measured)
+    best, other = fit_all(known, vllm.plan.model, START)
+    assert (best.name, other.name) == ("roofline", "curves") and other.summary(known, is_held_out=True).median < 0.03
+    best, other = fit_all(summing, vllm.plan.model, START)
+    assert (best.name, other.name) == ("curves", "roofline") and best.hardware.compute_curves is not None
+    assert SUMMING.compute_curves is not None
+    assert best.hardware.compute_curves.prefill_tile_tokens == SUMMING.compute_curves.prefill_tile_tokens == 128
 
 
 def test_a_server_faster_than_its_machine_has_a_higher_peak(vllm: VirtualServer, measured: Measurements) -> None:
