@@ -7,7 +7,8 @@
 
 For each pool it starts the server with that much memory, waits until it is ready, plays every workload three times with the
 cache emptied before each, and writes what the client saw: ``runs/POOL/WORKLOAD/N.jsonl.gz``. ``--calibrate`` also measures the
-first server's steps. A server that does not start ends the study with the last lines of its log.
+first server's steps, and fits ``HARDWARE_ENGINE.yaml`` to them, as ``run.py`` reads it. A server that does not start ends the
+study with the last lines of its log.
 """
 
 import os
@@ -141,8 +142,10 @@ def play(workload: Workload, setup: Sequence[str], folder: Path, runs: int) -> N
         print(f"{folder}/{number}: {', '.join(filter(None, told))}", flush=True)
 
 
-def calibrate(engine: str, folder: Path, seconds: float) -> None:
-    words = [f"server={URL}", "model=llama3_8b", "hardware=h200", f"name={engine}_h200", f"output={folder}", f"seconds={seconds}"]
+def calibrate(engine: str, hardware: str, folder: Path, seconds: float) -> None:
+    """Fit a machine to the server's steps: ``HARDWARE_ENGINE.yaml``."""
+    words = [f"server={URL}", "model=llama3_8b", f"hardware={hardware}", f"name={hardware}_{engine}"]
+    words += [f"output={folder}", f"seconds={seconds}"]
     subprocess.run([sys.executable, "-m", "kvsim", "calibrate", *words], check=False)
 
 
@@ -158,7 +161,7 @@ def main() -> None:
         with server(engine, options.command, pool, page_tokens, options.output / f"{name}.log"):
             print(f"{name}: ready after {time.monotonic() - began:.0f} s", flush=True)
             if options.calibrate and number == 0:
-                calibrate(options.engine, options.output, options.seconds)
+                calibrate(options.engine, options.hardware, options.output, options.seconds)
                 print(f"{name}: calibrated after {time.monotonic() - began:.0f} s", flush=True)
             for workload in workloads(options.conversations):
                 if workload.name in pool.workloads and workload.name in options.workloads.split(","):
@@ -176,6 +179,7 @@ def parsed() -> Namespace:
     parser.add_argument("--runs", type=int, default=RUNS, help="of each workload")
     parser.add_argument("--command", required=True, help="starts the server on port 8000, without the size of its memory")
     parser.add_argument("--calibrate", action="store_true")
+    parser.add_argument("--hardware", default="h100", help="kvsim's name of the GPU, with whose peaks the calibration begins")
     parser.add_argument("--seconds", type=float, default=80.0, help="time for the calibration")
     return parser.parse_args()
 

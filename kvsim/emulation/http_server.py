@@ -66,7 +66,10 @@ class Reply:
         await response.write_eof()
 
     async def event(self, content: object) -> None:
-        """Send an event of a stream: text as it is, anything else as JSON. The first one begins the answer."""
+        """Send an event of a stream: text as it is, anything else as JSON. The first one begins the answer.
+
+        They come in chunks; to a client of HTTP/1.0, which knows none, as they are, and the connection ends with the last one.
+        """
         if self.response is None:
             await self._begin_stream()
         assert self.response is not None
@@ -87,7 +90,10 @@ class Reply:
         from aiohttp import web
 
         self.response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        self.response.enable_chunked_encoding()
+        if self.request.version >= (1, 1):
+            self.response.enable_chunked_encoding()
+        else:
+            self.response.force_close()
         await self.response.prepare(self.request)
 
 
@@ -189,7 +195,8 @@ async def _body(request: "web.BaseRequest") -> bytes:
     too_long = BadRequest(413, f"a body may have {LONGEST_BODY_BYTES} bytes")
     if (request.content_length or 0) > LONGEST_BODY_BYTES:
         raise too_long
-    if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
+    expected = request.headers.get("Expect", "").lower() if request.version >= (1, 1) else ""  # RFC 9110, 10.1.1
+    if expected == "100-continue" and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     parts, size = [], 0
     async for part in request.content.iter_any():

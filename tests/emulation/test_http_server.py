@@ -68,6 +68,38 @@ def test_a_body_may_come_in_chunks(parts: list[Sent]) -> None:
     assert b" 200 OK" in answer and b'"body":"xyabc"' in answer
 
 
+async def two_events(request: HttpRequest, reply: Reply) -> None:
+    """Answer with a stream."""
+    await reply.event({"a": 1})
+    await reply.event("[DONE]")
+    await reply.end()
+
+
+def test_a_stream_comes_in_chunks() -> None:
+    head, _, content = spoken_to(b"GET / HTTP/1.1\r\n" + LAST + b"\r\n", handler=two_events).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n") and b"Transfer-Encoding: chunked" in head
+    assert content == b'f\r\ndata: {"a":1}\n\n\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n'
+
+
+@pytest.mark.parametrize("asked", [b"", b"Connection: keep-alive\r\n"])
+def test_a_stream_to_a_client_of_http_1_0_ends_with_the_connection(asked: bytes) -> None:
+    head, _, content = spoken_to(b"GET / HTTP/1.0\r\n" + asked + b"\r\n", handler=two_events).partition(b"\r\n\r\n")
+    assert b" 200 OK\r\n" in head and b"Transfer-Encoding" not in head and b"keep-alive" not in head.lower()
+    assert content == b'data: {"a":1}\n\ndata: [DONE]\n\n'
+
+
+def test_a_client_of_http_1_0_has_its_connection_kept_if_it_asks_for_that() -> None:
+    one, kept = b"GET /a HTTP/1.0\r\n", b"Connection: keep-alive\r\n"
+    assert spoken_to(one + b"\r\n").count(b" 200 OK") == 1
+    answer = spoken_to(one + kept + b"\r\n" + one + b"\r\n")
+    assert answer.count(b" 200 OK") == 2 and answer.lower().count(kept.strip().lower()) == 1
+
+
+def test_a_client_of_http_1_0_knows_no_sign() -> None:
+    answer = spoken_to(b"POST /d HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nxy")
+    assert b" 200 OK" in answer and b" 100 " not in answer and b'"body":"xy"' in answer
+
+
 def test_a_client_that_waits_for_a_sign_gets_it() -> None:
     answer = spoken_to(b"POST /d HTTP/1.1\r\n" + LAST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n", 0.01, b"xy")
     assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK") and b'"body":"xy"' in answer

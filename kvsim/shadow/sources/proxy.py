@@ -136,7 +136,8 @@ class Proxy(Source):
         from aiohttp import web
 
         arrival_s = self._now_s()
-        if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
+        expected = request.headers.get("Expect", "").lower() if request.version >= (1, 1) else ""  # RFC 9110, 10.1.1
+        if expected == "100-continue" and request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         parts, size = [], 0
         async for part in request.content.iter_any():
@@ -159,6 +160,8 @@ class Proxy(Source):
         try:
             async with self._ask(request, body) as answer:
                 passed = web.StreamResponse(status=answer.status, reason=answer.reason, headers=_of_request(answer.headers))
+                if request.version < (1, 1) and "Content-Length" not in answer.headers:
+                    passed.force_close()  # its end is the end of the answer
                 await passed.prepare(request)
                 if exchange is not None:
                     exchange.status = answer.status

@@ -77,6 +77,21 @@ def test_a_stream_passes_event_by_event() -> None:
     assert shadow.shadow.requests == 1 and shadow.observed.hit_rate == 16 / 64
 
 
+def test_a_stream_passes_to_a_client_of_http_1_0_without_chunks() -> None:
+    told = event({"choices": [], "usage": USAGE}) + b"data: [DONE]\n\n"
+
+    def script(connection: socket.socket) -> None:
+        request_of(connection)
+        connection.sendall(STREAM + chunk(told) + b"0\r\n\r\n")
+
+    body = json.dumps(ASKED).encode()
+    with scripted(script) as server, shadowing(proxy(server)) as shadow:
+        asked = b"Connection: keep-alive\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)
+        answer = raw(shadow.url, b"POST /v1/completions HTTP/1.0\r\n" + asked + body)
+    assert answer.split(b"\r\n")[0].endswith(b" 200 OK") and b"Transfer-Encoding" not in answer
+    assert answer.partition(b"\r\n\r\n")[2] == told and shadow.shadow.requests == 1
+
+
 @pytest.mark.parametrize(
     ("dialect", "path"), [("vllm", "/v1/completions"), ("sglang", "/generate"), ("openai", "/v1/completions")]
 )
