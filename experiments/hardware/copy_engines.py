@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvsim.substrate.hardware.memory.batch_memcpy import IN_STREAM_ORDER, answered, copy_batch, driver
+from kvsim.substrate.hardware.memory.batch_memcpy import answered, copy_batch, driver
 from kvsim.substrate.hardware.memory.tier_copy import TierCopy, Way
 
 UNIFIED = 4
 """``CU_MEMORYTYPE_UNIFIED``: the driver finds out which memory an address is in."""
-POINTER = 1
-"""``CU_MEMCPY_OPERAND_TYPE_POINTER``."""
 
 
 class Copy2D(ctypes.Structure):
@@ -105,24 +103,16 @@ class Engines:
 
         self._spread(len(firsts) * self.layers, submit)
 
-    def batch_of_pages(self) -> None:
-        """One call for all pages, each a three-dimensional copy of one layer: its fragments are the rows."""
-        if not self.tiers.gpu.is_cuda:
-            self.pages()
-            return
-        ops = np.zeros((len(self.gpu), 14), dtype=np.uint64)
-        sides = self._ordered((self.gpu, self.gpu_layer), (self.host, self.host_layer))
-        for first, (addresses, pitch) in zip((5, 0), sides, strict=True):
-            ops[:, first], ops[:, first + 1], ops[:, first + 2], ops[:, first + 3] = POINTER, addresses, pitch, self.layers
-        ops[:, 10], ops[:, 11], ops[:, 12], ops[:, 13] = self.width, self.layers, 1, IN_STREAM_ORDER
+    def batch(self) -> None:
+        """A copy for each fragment, page by page, submitted in two calls for each stream."""
+        layer = np.arange(self.layers)
+        parts = np.array_split(np.arange(len(self.gpu)), min(len(self.gpu), 2 * len(self.tiers.loading)))
 
         def submit(number: int, stream: Stream) -> None:
-            assert number == 0 and stream is not None
-            array, handle = ctypes.c_void_p(ops.ctypes.data), ctypes.c_void_p(stream.cuda_stream)
-            answer = driver().cuMemcpy3DBatchAsync_v2(ctypes.c_size_t(len(ops)), array, ctypes.c_ulonglong(0), handle)
-            answered(answer, "cuMemcpy3DBatchAsync")
+            gpu, host = ((pages[parts[number], None] + layer * step).ravel() for pages, step in self._sides())
+            copy_batch(*self._ordered(gpu, host), self.width, stream)
 
-        self._spread(1, submit)
+        self._spread(len(parts), submit)
 
     def merged(self) -> None:
         """One call for all fragments, layer by layer, in which neighbours on both sides are one copy."""

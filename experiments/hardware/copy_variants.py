@@ -5,10 +5,10 @@ eight GPUs has (8 KiB). They lie in runs of 1 to 64 neighbours on both sides; th
 of one memcpy of 1 GiB in the same process, from the call to the last byte. What each way has moved is compared, byte by byte.
 
 kernel          kvsim's copying kernel                      staged      kvsim's way through a buffer on the GPU
-batch           kvsim's batch of a copy for each fragment   each        a call of the driver for each fragment
+batch           one call for the copies of many fragments   each        a call of the driver for each fragment
 pages           a two-dimensional copy for each page: its 32 fragments are the rows
 runs            a two-dimensional copy for each run in each layer: its pages are the rows
-batch of pages  all pages in one call
+batch of pages  kvsim's `memcpy`: the same, all pages in one call
 tiles           a kernel of many small programs; ``TMA``: by tensor descriptors. With ``carveout``, multiprocessors stay set up
                 for kernels with much shared memory, so that a program finds room beside a product
 
@@ -84,7 +84,7 @@ SHAPES_BESIDE = (
 )  # fmt: skip
 TABLES = ("beside", "shapes", "coarse", "alone")
 """In the order in which they are measured; the first needs a GPU."""
-PROBES = ("TMA load", "TMA store", "batch of pages load", "batch of pages store")
+PROBES = ("TMA load", "TMA store")
 MOST_CALLS = 4096
 """Ways with more calls of the driver than this are left out."""
 Row = dict[str, Any]
@@ -158,8 +158,9 @@ class Study:
     def ways(self, job: Job) -> Iterator[tuple[str, Action]]:
         """Yield all ways to copy, by name."""
         engines = Engines(job.tiers, job.way, job.gpu_pages, job.host_pages, job.run)
-        for name, method in (("kernel", "kernel"), ("staged", "staged"), ("batch", "memcpy")):
+        for name, method in (("kernel", "kernel"), ("staged", "staged"), ("batch of pages", "memcpy")):
             yield name, copying(job.tiers, job.way, job.gpu_pages, job.host_pages, method)  # type: ignore[arg-type]
+        yield "batch", engines.batch
         pages, layers = len(job.gpu_pages), job.tiers.layers
         if pages * layers <= MOST_CALLS:
             yield "each", engines.each
@@ -167,8 +168,6 @@ class Study:
             yield "pages", engines.pages
         if job.run > 1 and pages // job.run * layers <= MOST_CALLS:
             yield "runs", engines.runs
-        if self.supports("batch of pages", job.way):
-            yield "batch of pages", engines.batch_of_pages
         if self.supports("TMA", job.way) and self.machine.has_gpu:
             yield "TMA", job.tiles(LEAN)
 
@@ -260,12 +259,11 @@ def probe(name: str) -> int:
     """Try one way on small pools; return 0 if all bytes are right."""
     machine = Machine(64 * MIB)
     let_descriptors_allocate(machine.device)
-    kind, _, way = name.rpartition(" ")
+    way = name.rpartition(" ")[2]
     tiers = TierCopy(*machine.pools(64 * KIB, LAYERS), CopyRule())
     lists = machine.lists(tiers.host.shape[0], 8)
     job = Job(machine, tiers, way, *lists, 1, 50e9)  # type: ignore[arg-type]
-    action = job.tiles(LEAN) if kind == "TMA" else Engines(tiers, way, *lists, 1).batch_of_pages  # type: ignore[arg-type]
-    return 0 if job.check(action) else 3
+    return 0 if job.check(job.tiles(LEAN)) else 3
 
 
 def unsupported_ones() -> dict[str, str]:

@@ -15,12 +15,16 @@ from kvsim.plans.plan import Plan
 from kvsim.run.execute import own_folder
 from kvsim.settings.configuration import compose, quoted
 from kvsim.trace.base import Trace
+from kvsim.trace.memory import as_it_is, source_of
 
 
 def loaded(trace: Trace | str | Path, arguments: Arguments) -> tuple[Trace, Arguments]:
-    """Return the trace, loaded if it is a file, and the arguments that are left of the run's."""
+    """Return the trace, loaded if it is a file, and the arguments that are left of the run's.
+
+    A trace that was changed since it was loaded counts as one that the program has made.
+    """
     if isinstance(trace, Trace):
-        return trace, arguments
+        return as_it_is(trace), arguments
     own = [line for line in arguments.overrides if line.partition("=")[0].partition(".")[0] in OF_THE_TRACE]
     name = [] if any(line.startswith("trace=") for line in own) else ["trace=auto"]
     origin = (*name, f"trace.path={quoted(trace)}", *(line for line in own if not line.startswith("page_tokens=")))
@@ -31,8 +35,10 @@ def loaded(trace: Trace | str | Path, arguments: Arguments) -> tuple[Trace, Argu
 
 
 def line_of(command: str, trace: Trace, arguments: Arguments) -> str | None:
-    """Return the command line that does the same; None if policies are objects."""
-    return None if arguments.objects else shlex.join(["kvsim", command, *composed(trace, arguments)])
+    """Return the command line that does the same; None if policies are objects, or requests are in the program alone."""
+    return (
+        None if arguments.objects or source_of(trace) is not None else shlex.join(["kvsim", command, *composed(trace, arguments)])
+    )
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from kvsim.api.given import folder_for, in_folder, line_of, loaded
 from kvsim.errors import UsageError
 from kvsim.plans.arguments import Arguments, Overrides, arguments_of
 from kvsim.plans.build import AGAINST_SERVER
-from kvsim.plans.from_python import composed, is_described, plan_for
+from kvsim.plans.from_python import check_given, composed, is_described, plan_for
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
@@ -20,7 +20,7 @@ from kvsim.policies.scheduling.base import SchedulingPolicy
 from kvsim.report.validation.presentation import SERVER
 from kvsim.run.execute import Result
 from kvsim.run.validating import validate as validated
-from kvsim.run.validating_server import asked_of, expanded, is_against_server, validate_server
+from kvsim.run.validating_server import asked_of, expanded, is_against_server, readable, validate_server
 from kvsim.settings.configuration import check_overrides, config_loader, quoted
 from kvsim.settings.unused_settings import keys_of
 from kvsim.sweeps.composition import Compositions
@@ -30,7 +30,7 @@ from kvsim.sweeps.saturating import saturate as saturated
 from kvsim.sweeps.search_results import Purchase, Saturation, Validation
 from kvsim.sweeps.sweep_result import Sweep, SweepRun
 from kvsim.trace.base import Trace
-from kvsim.trace.memory import source_of
+from kvsim.trace.memory import as_it_is, source_of
 
 
 def saturate(
@@ -83,8 +83,13 @@ def plan(
     trace, arguments = loaded(trace, arguments_of(overrides, settings))
     if arguments.objects:
         raise UsageError(f"{next(iter(arguments.objects))}: kvsim.plan takes policies by name: put them into choices.policies")
+    check_given(trace, arguments)
     lines = composed(trace, arguments)
     check_overrides(lines)
+    if key := next((key for key in ("plan.prices", "prices") if key in keys_of(arguments.overrides)), None):
+        raise UsageError(f"{key}: kvsim.plan takes prices by its argument: leave this out, and set prices=")
+    if not isinstance(prices, str | Path | Mapping):
+        raise UsageError(f"prices: give a file, or a mapping with its content, not {prices!r}")
     if "saturate.rate" in keys_of(arguments.overrides):
         raise UsageError("saturate.rate: the rate that must be held is that of the trace: load it with rate=")
     compositions = Compositions(config_loader())
@@ -98,12 +103,17 @@ def plan(
             config=config,
             overrides=lines,
             compositions=compositions,
-            prices=str(prices) if isinstance(prices, Path) else prices,
+            prices=prices if isinstance(prices, Mapping) else str(prices),
+            command_line=None if isinstance(prices, Mapping) else line_of("plan", trace, _with_prices(arguments, prices)),
             source=source_of(trace),
         )
         folder = Path(str(config.output))
         record = purchase(question, folder, tell=lambda label, ended: report(next(runs)))
     return Purchase(record, folder, is_temporary=temporary is not None)
+
+
+def _with_prices(arguments: Arguments, prices: str | Path) -> Arguments:
+    return arguments._replace(overrides=[f"plan.prices={readable(str(prices))}", *arguments.overrides])
 
 
 def validate(
@@ -138,6 +148,7 @@ def validate(
 
 def _validate_server(trace: Trace | str | Path, arguments: Arguments) -> Validation:
     given = [expanded(line) for line in arguments.overrides]
+    trace = as_it_is(trace) if isinstance(trace, Trace) else trace
     before = composed(trace, Arguments([], {})) if isinstance(trace, Trace) else []
     source, more = asked_of(given, before)
     trace, arguments = loaded(trace, Arguments([*given, *more], arguments.objects))
@@ -165,7 +176,7 @@ def report(*runs: str | Path | Result | SweepRun | Sweep, output: str | Path | N
             folders.append(run.folder if isinstance(run, SweepRun | Sweep) else Path(run))
         else:
             raise UsageError(f"kvsim.report: {run!r} is no folder and no result")
-    found = Report(folders, kept=kept)
+    found = Report(folders, kept=kept, others=[run.kept for run in runs if isinstance(run, SweepRun | Sweep)])
     if output is not None:
         found.write(output)
     return found

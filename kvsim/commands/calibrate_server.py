@@ -68,7 +68,7 @@ def calibrate_server(settings: CalibrateSettings, model: ModelSpec, start: Hardw
         raise UsageError(
             f"server: only {len(found)} batches could be measured, which is too few to fit{': ' if notes else ''}{notes}"
         )
-    fits = fit_all(found, model, start)
+    fits = fit_all(found, model, start, pads_chunks=settings.pads_chunks)
     text = written(fits[0].hardware, header(measured, fits, found, model), comments(machine))
     check_text(text)
     write_file(settings, settings.file, text.encode())

@@ -12,7 +12,7 @@ from kvsim.plans.build import check_output
 
 OF_MACHINE = ("disk", "page_tokens")
 OF_MEASURING = ("seed", "served_model", "step_tokens", "longest_tokens", "seconds")
-OF_SERVER = ("hardware", "served_model", "step_tokens", "longest_tokens", "seconds")
+OF_SERVER = ("hardware", "served_model", "step_tokens", "longest_tokens", "seconds", "pads_chunks")
 """Settings that have an effect only where this machine is measured, where anything is measured, or where a server is."""
 
 
@@ -32,6 +32,7 @@ class CalibrateSettings:
     step_tokens: int | None
     longest_tokens: int | None
     seconds: float
+    pads_chunks: bool
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):

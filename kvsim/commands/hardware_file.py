@@ -67,9 +67,10 @@ COMMENTS = {
     "# decode_attention [bytes read per layer, bytes_per_s]. Recurrences of hybrid models: scan [tokens of a chunk, state\n"
     "# elements times tokens per second]; state_update [bytes of states read and written per layer, bytes_per_s] of decoding\n"
     "# requests; null if not measured. Context that several decoding requests have in common takes only repeated_context_share\n"
-    "# of its time after the first of them. A step with prefill takes as long as one with the next multiple of\n"
+    "# of its time after the first of them, or of what repeated_context_bytes hold of all of it in a layer (null: all).\n"
+    "# A step with prefill takes as long as one with the next multiple of\n"
     "# prefill_tile_tokens; a rested GPU needs only rested_prefill_share of that time. warming_s: time constant of becoming\n"
-    "# busy or rested.",
+    "# busy or rested. pads_chunks: attention of each chunk takes as long as for the queries of the step's longest chunk.",
     "copy_rule": "Rule by which substrate=hardware copies pages of each size: by kernel, staged, or by memcpy.",
     "noise": "How far durations of equal work are apart, from repeated steps, launches, copies, reads and writes. run: standard\n"
     "# deviation of the logarithm of a factor that a whole run shares. correlation: from one duration to the next. each: rows\n"

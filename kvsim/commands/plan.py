@@ -1,5 +1,6 @@
 """``kvsim plan``: the cheapest configuration that meets its objectives, by the user's prices, and the flags to start it with."""
 
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -46,12 +47,14 @@ def start(asked: Asked) -> None:
     """Find the cheapest configuration, write the folder, print the table. Raises UsageError, and NothingHolds."""
     check_run_here(asked)
     prices, folder = asked.config.plan.prices, Path(str(asked.config.output))
+    own_flags = flags(asked.config.hydra.runtime.config_sources)
     question = Question(
         config=asked.config,
         overrides=asked.overrides,
         compositions=Compositions(asked.loader, asked.config_name),
         prices=None if prices is None else str(prices),
-        flags=flags(asked.config.hydra.runtime.config_sources),
+        command_line=shlex.join(["kvsim", "plan", *own_flags, *asked.overrides]),
+        flags=own_flags,
     )
     with read_yaml_fast():
         record = purchase(question, folder, watch=lambda label: partial(progress, label=label), tell=print_ended)

@@ -407,6 +407,10 @@ class Server(Reported):
         """
         return True
 
+    def step_tokens(self, tokens: int, *, is_answer: bool) -> int:
+        """Return what so many tokens of one request, of its answer or else of its prompt, take of those that a step computes."""
+        return tokens
+
     def preempt(self, lease: Any) -> bool:
         """Take everything back that a request holds, which begins again later.
 

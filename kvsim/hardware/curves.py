@@ -99,6 +99,9 @@ class ComputeCurves:
     repeated_context_share: float = 1.0
     """Time of attention over context that another decoding request has in common, after the first of them, as a fraction of that
     over context of its own: a GPU may find it in its cache. 1: it makes no difference."""
+    repeated_context_bytes: float | None = None
+    """Keys and values of one layer that the GPU's cache holds: if different contexts are longer together, only this share of what
+    is repeated is read faster. None: all of it."""
     scan: list[Any] | None = None
     """Recurrence of a chunk: rows of [tokens, elements_per_s], where each token counts all elements of a sequence's state once.
     Below the smallest measured number of tokens the time stays the same. None: the recurrence is counted as matrix products, and
@@ -106,6 +109,9 @@ class ComputeCurves:
     state_update: list[Any] | None = None
     """Recurrence of all decoding requests: rows of [bytes, bytes_per_s], by the bytes of states that one layer reads and writes.
     None if ``scan`` is."""
+    pads_chunks: bool = False
+    """Whether the attention of each chunk takes as long as for the queries of the longest chunk of its step. So does SGLang's
+    Triton kernel (0.5.15, ``extend_attention.py``): it starts as many blocks of queries for each chunk, and none ends early."""
     prefill_tile_tokens: int = 1
     """Steps with prefill, and the attention of each chunk, take as long as for the next multiple of this many tokens: matrix
     products are padded (beyond 16,384 tokens to coarser multiples, which is not simulated), and kernels work in tiles."""
@@ -116,6 +122,8 @@ class ComputeCurves:
 
     def __post_init__(self) -> None:
         check_number("compute_curves.repeated_context_share", Real(least=0, most=1), self.repeated_context_share)
+        if self.repeated_context_bytes is not None:
+            check_number("compute_curves.repeated_context_bytes", Real(above=0), self.repeated_context_bytes)
         check_number("compute_curves.prefill_tile_tokens", Whole(1), self.prefill_tile_tokens)
         check_number("compute_curves.rested_prefill_share", Real(above=0, most=1), self.rested_prefill_share)
         check_number("compute_curves.warming_s", Real(above=0, most=MOST_SECONDS), self.warming_s)
@@ -132,6 +140,12 @@ class ComputeCurves:
         seconds = [n_bytes / rate for n_bytes, rate in self.decode_attention]
         if seconds != sorted(seconds):
             raise ValueError("compute_curves.decode_attention: more bytes must not take less time than fewer bytes")
+
+    def repeated_saving(self, different_bytes: float) -> float:
+        """Return the share of the time of repeated context that is saved; a layer has so many bytes of different contexts."""
+        kept = self.repeated_context_bytes
+        held = 1.0 if kept is None or different_bytes <= kept else kept / different_bytes
+        return held * (1.0 - self.repeated_context_share)
 
     def tiled(self, tokens: int) -> int:
         """Round the tokens of a step with prefill, or of a chunk, up to whole tiles."""

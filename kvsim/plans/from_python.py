@@ -13,7 +13,7 @@ from kvsim.plans.combinations import check_plan
 from kvsim.plans.plan import Plan, TierPlan
 from kvsim.policies.copies import copied
 from kvsim.settings.configuration import Composed, compose_with_choices
-from kvsim.trace.base import Trace
+from kvsim.trace.base import Trace, TraceSource
 from kvsim.trace.check import check_requests
 from kvsim.trace.memory import RequestsInMemory, source_of
 
@@ -29,23 +29,34 @@ def plan_for(
     command: str, trace: Trace, arguments: Arguments, compose: Callable[[list[str]], Composed] = compose_with_choices
 ) -> Plan:
     """Return the checked plan of a command on a loaded trace. ``compose`` composes overrides. Raises UsageError."""
+    check_given(trace, arguments)
+    given = [*arguments.overrides, *(f"{key}=object" for key in arguments.objects)]
+    config, choices = compose(composed(trace, arguments))
+    plan = on_source(build_run(config, command=command, overrides=given, choices=choices), source_of(trace))
+    if arguments.objects:
+        plan = _with_objects(plan, arguments.objects)
+        check_plan(plan, command, given)
+    return plan
+
+
+def check_given(trace: Trace, arguments: Arguments) -> None:
+    """Raise UsageError for settings of a trace that is loaded already, and for requests that cannot be."""
     for line in (*arguments.overrides, *arguments.objects):
         if line.split("=", 1)[0].split(".", 1)[0] in OF_THE_TRACE:
             raise UsageError(f"{line}: the trace is already loaded; pass this to load_trace instead")
     if not trace.origin:
         check_requests(trace.requests)
-    given = [*arguments.overrides, *(f"{key}=object" for key in arguments.objects)]
-    config, choices = compose(composed(trace, arguments))
-    plan = build_run(config, command=command, overrides=given, choices=choices)
-    if (source := source_of(trace)) is not None:
-        plan = replace(plan, trace=source)
-    if isinstance(source, RequestsInMemory):
-        recorded = {**plan.config, "trace": source.description()}
-        plan = replace(plan, config=recorded, choices=plan.choices | {"trace": trace.name})
-    if arguments.objects:
-        plan = _with_objects(plan, arguments.objects)
-        check_plan(plan, command, given)
-    return plan
+
+
+def on_source(plan: Plan, source: TraceSource | None) -> Plan:
+    """Return a plan whose trace is in memory, as its configuration says, too; the plan itself without a source."""
+    if source is None:
+        return plan
+    plan = replace(plan, trace=source)
+    if not isinstance(source, RequestsInMemory):
+        return plan
+    recorded = {**plan.config, "trace": source.description()}
+    return replace(plan, config=recorded, choices=plan.choices | {"trace": source.trace.name})
 
 
 def composed(trace: Trace, arguments: Arguments) -> list[str]:

@@ -78,6 +78,8 @@ class ObservedReplay(Replay):
         """By running request, where the chunk ends that is being computed."""
         self._known: dict[int, int] = {}
         """By running request, its tokens when it was admitted: those of its prompt, and of its answer so far."""
+        self._results = set[int]()
+        """Running requests whose last chunk has been computed, as the steps say, before its result is known."""
         self._waiting: list[int] = []
         """Requests that were preempted unseen, the next to resume first."""
         self._preemptions = [0] * len(requests)
@@ -196,7 +198,7 @@ class ObservedReplay(Replay):
         for number in list(self._running):
             if number in self._running:
                 if self._computed[number] < self._known[number]:
-                    self._end_chunk(number)
+                    self._end_chunk(number, is_ahead=self._moments.steps_ahead > 0)
                 if self._computed[number] < self._known[number]:
                     self._begin_chunk(number)
                 else:
@@ -209,7 +211,7 @@ class ObservedReplay(Replay):
         tokens_s = self._moments.tokens_s[number]
         tokens = int(np.searchsorted(tokens_s, self.now_s, side="right")) + self._moments.steps_ahead
         if 0 < tokens < len(tokens_s):
-            self._budget -= 1
+            self._budget -= self.server.step_tokens(1, is_answer=True)
             request, ahead = self._requests[number], self._moments.steps_ahead
             pages = request.pages_for(request.prompt_tokens + tokens, self.server.page_tokens)
             self._grow(number, pages, pages - 1 - ahead)
@@ -222,14 +224,21 @@ class ObservedReplay(Replay):
             if not self._find_room(number):
                 return
         self._chunk_ends[number] = begin + tokens
-        self._budget -= tokens
+        self._budget -= self.server.step_tokens(tokens, is_answer=False)
 
-    def _end_chunk(self, number: int) -> None:
-        self._computed[number] = self._chunk_ends[number]
-        self.server.end_chunk(self._running[number], self._computed[number])
+    def _end_chunk(self, number: int, *, is_ahead: bool = False) -> None:
+        """End a chunk. ``is_ahead``: the step of the last one still runs, and its result is known with the first token."""
+        self._computed[number] = end = self._chunk_ends[number]
+        if is_ahead and end == self._known[number]:
+            self._results.add(number)
+        else:
+            self.server.end_chunk(self._running[number], end)
 
     def _compute(self, number: int, tokens: int) -> None:
         """Compute a request up to its first ``tokens`` known tokens, and begin the chunk after them."""
+        if number in self._results:
+            self._results.remove(number)
+            self.server.end_chunk(self._running[number], self._computed[number])
         while number in self._running and self._computed[number] < tokens:
             self._end_chunk(number)
             if self._computed[number] < self._known[number]:
@@ -278,6 +287,7 @@ class ObservedReplay(Replay):
         if not self.server.preempt(self._running[number]):
             return False
         del self._running[number], self._computed[number], self._known[number], self._chunk_ends[number]
+        self._results.discard(number)
         self._preemptions[number] += 1
         if again_s is not None:
             self._note(again_s, RESUMED, number)

@@ -81,10 +81,14 @@ def _machine(chosen: Mapping[str, str], result: RunRecord) -> list[str]:
 
 
 def degrees(hardware: Mapping[str, Any], gpus: int) -> str:
-    """Return how GPUs share a model, such as ``TP4 PP2 EP4``; degrees of 1 are left out, besides tensor parallelism."""
+    """Return how GPUs share a model, such as ``TP4 PP2 EP4``; degrees of 1 are left out, besides tensor parallelism.
+
+    GPUs that stages cannot share out evenly have no degree of tensor parallelism.
+    """
     known = [hardware.get(name) for name in ("pipeline_parallel", "expert_parallel")]
     stages, groups = (value if isinstance(value, int) and value > 0 else 1 for value in known)
-    return f"TP{gpus // stages}" + f" PP{stages}" * (stages > 1) + f" EP{groups}" * (groups > 1)
+    tensor = [] if gpus % stages else [f"TP{gpus // stages}"]
+    return " ".join([*tensor, *[f"PP{stages}"] * (stages > 1), *[f"EP{groups}"] * (groups > 1)])
 
 
 def also_set(result: RunRecord) -> list[str]:

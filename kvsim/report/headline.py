@@ -1,6 +1,6 @@
 """The head of a page: its title, the verdict in a sentence, and the few numbers that are asked for first."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,12 +26,32 @@ class Head(NamedTuple):
     tiles: list[Tile]
 
 
+def shared_subject(records: Sequence[RunRecord]) -> list[str]:
+    """Return what ran in all of several runs: hardware by its name alone where they differ in the number of GPUs."""
+    first, *others = map(subject, records)
+    machines = set(map(_machine, records))
+    name = machines.pop() if len(machines) == 1 else ""
+    found = []
+    for part in first:
+        if all(part in other for other in others):
+            found.append(part)
+        elif name and part.endswith(f"x {name}"):
+            found.append(name)
+    return found
+
+
+def _machine(record: RunRecord) -> str:
+    """Return the name of the hardware; empty for a replay, which has no clock."""
+    chosen = {package(group): name for group, name in record.get("choices", {}).items()}
+    return chosen.get("hardware", "") if record["command"] != "replay" else ""
+
+
 def subject(record: RunRecord) -> list[str]:
     """Return what ran, as ``llama3_70b``, ``4 engines of 8x h100`` and the trace, as far as the record names them."""
     chosen = {package(group): name for group, name in record.get("choices", {}).items()}
     trace, hardware, cluster = (_group(record, key) for key in ("trace", "hardware", "cluster"))
     engines = len(record.get("engines") or ()) or cluster.get("engines") or 1
-    machine = chosen.get("hardware", "") if record["command"] != "replay" else ""
+    machine = _machine(record)
     gpus = f"{hardware.get('gpus') or 1}x {machine}" if machine else ""
     if gpus and engines != 1:
         gpus = f"{engines} engines of {gpus}"

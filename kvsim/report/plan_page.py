@@ -115,7 +115,8 @@ def start_texts(record: RunRecord) -> Iterator[tuple[str, str, str]]:
     """Yield a title, a text to copy and a note: the command that simulates the winner, and for each server how to start it."""
     if record["cheapest"] is None:
         return
-    yield "Simulate it", record["simulate"], ""
+    if record["simulate"] is not None:
+        yield "Simulate it", record["simulate"], ""
     engines = record["candidates"][record["cheapest"]]["engines"]
     times = (
         f", {engines} times, each with GPUs and a port of its own, behind a router (the simulation had {record['routing']})"
@@ -177,20 +178,17 @@ def _head(record: RunRecord) -> Head:
         return Head(answer(record), [])
     holds = "the cheapest that holds" if record["cheapest"] is not None else "the best attainment that was tried"
     asked = f"asked for {percent(record['slo']['attainment'])}"
+    currency, _, period = f" {record['price_unit']}".rpartition(" per ")
     slowest = f"TPOT p99 {digits(best['tpot_s_p99'])} s" if best["tpot_s_p99"] is not None else ""
     return Head(
         answer(record),
         [
-            Tile("price", f"{best['price']:,.2f} {record['price_unit'].split(' per ')[0]}", f"per {_per(record)}, {holds}"),
+            Tile("price", f"{best['price']:,.2f}{currency}", f"per {period}, {holds}"),
             Tile("meet the objectives", percent(best["attainment"]), asked),
             Tile("TTFT p99", f"{digits(best['ttft_s_p99'])} s", slowest),
             Tile("GPUs", f"{best['engines'] * best['gpus_per_engine']}x {best['gpu']}", f"{len(tried)} configurations simulated"),
         ],
     )
-
-
-def _per(record: RunRecord) -> str:
-    return str(record["price_unit"]).rpartition(" per ")[2]
 
 
 def _about(record: RunRecord) -> list[tuple[str, str]]:

@@ -36,6 +36,7 @@ class Foot(NamedTuple):
     """How to reproduce a page: the command, folded texts by title, and the versions used."""
 
     command: str
+    """Empty if no command repeats what a program has done."""
     details: list[tuple[str, str]]
     versions: str
     note: str = ""
@@ -160,7 +161,7 @@ def numeric_columns(table: Table) -> set[int]:
 
 def foot(record: Mapping[str, Any]) -> Foot:
     """Return how to reproduce one run, curve or validation."""
-    command = record.get("command_line") or f"kvsim {record['command']}"
+    command = record.get("command_line") or ""
     lines = [setting_without_folders(line) for line in settings(record["config"])]
     seed = f"Seed {record['seed']}. {versions(record)}."
     return Foot(shown_command(command), [("All settings", "\n".join(lines))], seed, path_note(command))

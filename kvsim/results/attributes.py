@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from kvsim.results.fields import measures_of
+from kvsim.results.fields import FIELDS, measures_of
 from kvsim.results.result import RunRecord
+from kvsim.results.schema import OPTIONAL
 from kvsim.suggest import closest
 
 QUANTILES = ("mean", "p50", "p90", "p99")
@@ -18,11 +19,13 @@ AMBIGUOUS = ("requests_per_s", "load_s")
 def attributes_of(record: RunRecord) -> dict[str, Callable[[], Any]]:
     """Return what gives each number of a ``result.json`` by the names that Python users may write.
 
-    These are, the later ones first where two are equal: its fields (``hit_rate``, ``tiers``); ``throughput_requests_per_s``
-    and its like; the columns of a sweep's table (``ttft_s_p99``, ``hit_rate_gpu``, ``goodput_requests_per_s``), with all
-    quantiles of all times; and the same without the unit (``ttft_p99``, ``queue_mean``, ``goodput``).
+    These are, the later ones first where two are equal: its fields (``hit_rate``, ``tiers``; None where it has none);
+    ``throughput_requests_per_s`` and its like; the columns of a sweep's table (``ttft_s_p99``, ``hit_rate_gpu``,
+    ``goodput_requests_per_s``), with all quantiles of all times; and the same without the unit (``ttft_p99``, ``queue_mean``,
+    ``goodput``).
     """
-    found: dict[str, Callable[[], Any]] = {name: _given(value) for name, value in record.items() if name not in AMBIGUOUS}
+    known = dict.fromkeys(field.name for field in FIELDS if field.presence == OPTIONAL) | record
+    found: dict[str, Callable[[], Any]] = {name: _given(value) for name, value in known.items() if name not in AMBIGUOUS}
     found |= {f"throughput_{name}": _given(value) for name, value in (record.get("throughput") or {}).items()}
     for measure in measures_of([record]):
         found[measure.key] = partial(measure.of, record)

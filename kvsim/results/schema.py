@@ -158,7 +158,7 @@ class SweepFile(TypedDict):
     """``sweep.json``."""
 
     command: str
-    command_line: str
+    command_line: str | None
     swept: list[str]
     objectives: NotRequired[list[Objective]]
     notes: NotRequired[list[str]]

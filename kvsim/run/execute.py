@@ -232,6 +232,8 @@ def load_trace(plan: Plan) -> tuple[Trace, float]:
     garbage collector does not scan the whole trace again and again.
     """
     began = perf_counter()
+    if plan.trace.IN_MEMORY:
+        return plan.trace.load(plan.page_tokens), perf_counter() - began
     key = json.dumps([plan.config["trace"], plan.page_tokens, _file_state(plan)], sort_keys=True)
     if key not in _loaded:
         _loaded[key] = plan.trace.load(plan.page_tokens)

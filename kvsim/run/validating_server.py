@@ -68,13 +68,19 @@ def expanded(word: str) -> str:
     """Return an override as Hydra reads it: ``server=URL`` and ``results=FILE,FILE`` are short forms."""
     key, _, value = word.partition("=")
     if key == "server" and value:
-        return f"{ADDRESS}={_readable(value)}"
+        return f"{ADDRESS}={readable(_unquoted(value))}"
     if key == "results" and value not in ("", "null") and not value.startswith("["):
-        return f"results=[{','.join(map(_readable, value.split(',')))}]"
+        return f"results=[{','.join(map(readable, _unquoted(value).split(',')))}]"
     return word
 
 
-def _readable(text: str) -> str:
+def _unquoted(value: str) -> str:
+    """Return the text that a value stands for, which may be quoted as Hydra reads it: so come the keywords of Python."""
+    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    return re.sub(r"\\(['\"\\])", r"\1", value[1:-1]) if is_quoted else value
+
+
+def readable(text: str) -> str:
     """Return a text as Hydra reads it, quoted only if it must be."""
     return text if PLAIN.fullmatch(text) else quoted(text)
 

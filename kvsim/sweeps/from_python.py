@@ -31,6 +31,7 @@ from kvsim.sweeps.folder import begin_folder, failure_record, write_failure
 from kvsim.sweeps.job import Ended, Job, run_job
 from kvsim.sweeps.planning import Planned, Way, planned, write_refusals
 from kvsim.trace.base import Trace
+from kvsim.trace.memory import source_of
 
 NO_GUARD = (
     'kvsim.sweep: the worker processes import the script that starts them: put the call under `if __name__ == "__main__":`, or '
@@ -110,7 +111,8 @@ class SweepPlan:
         """Return the content of ``sweep.json``."""
         swept = [f"{key}={','.join(map(_text, values))}" for key, values in self.settings.items()]
         words = ["kvsim", self.command, "-m", *composed(self.trace, self.fixed), *swept]
-        record = {"command": self.command, "command_line": shlex.join(words), "swept": list(self.settings)}
+        line = shlex.join(words) if source_of(self.trace) is None else None
+        record = {"command": self.command, "command_line": line, "swept": list(self.settings)}
         return record | ({"notes": self.planned.notes} if self.planned.notes else {})
 
 
@@ -147,7 +149,8 @@ def run_sweep(plan: SweepPlan, folder: Path, workers: int, advance: Callable[[in
 def run_one(folder: Path, command: str, trace: Trace, settings: Settings, compositions: Compositions) -> Ended:
     """Run a job of a sweep."""
     is_named = is_described(settings.objects)
-    line = None if settings.objects else shlex.join(["kvsim", command, *composed(trace, settings.arguments)])
+    is_in_program = bool(settings.objects) or source_of(trace) is not None
+    line = None if is_in_program else shlex.join(["kvsim", command, *composed(trace, settings.arguments)])
     job = Job(
         number=settings.number,
         overrides=settings.texts,

@@ -9,16 +9,24 @@ from typing import Self
 from kvsim.errors import UsageError
 
 
+class Kept:
+    """Whoever has this may read a folder: a temporary one goes with the last that has it."""
+
+    def __init__(self, folder: Path, *, is_temporary: bool) -> None:
+        if is_temporary:
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+
+
 class KeptFolder:
     """What has its files in a folder: a sweep, a search, a validation."""
 
     folder: Path
+    kept: Kept | None = None
+    """What its runs have as well, so that their files are there without this object."""
 
     def keep(self, folder: Path, *, is_temporary: bool) -> Self:
-        """Have this folder, which goes with the object if it is temporary."""
-        self.folder = folder
-        if is_temporary:
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        """Have this folder, which goes with the object and its runs if it is temporary."""
+        self.folder, self.kept = folder, Kept(folder, is_temporary=is_temporary)
         return self
 
     def save(self, folder: str | Path) -> None:

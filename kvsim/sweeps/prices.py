@@ -22,14 +22,17 @@ OF_DRIVES = ("hardware.disk_", "hardware.cluster_disk_", "tiers.disk.")
 """How the settings begin that a drive may have."""
 DEGREES = {"hardware.pipeline_parallel": "pipeline_parallel", "hardware.expert_parallel": "expert_parallel"}
 """Settings that say how an engine's GPUs share a model, and the choices for them."""
-OWN = (
-    "hardware",
-    "hardware.gpus",
-    "hardware.tensor_parallel",
-    *DEGREES,
-    "cluster.engines",
-    *[f"tiers.{name}.capacity" for name in LEVELS[1:]],
-)
+CHOICES = {
+    "hardware": "gpus",
+    "hardware.gpus": "choices.gpus_per_engine",
+    "hardware.tensor_parallel": "choices.gpus_per_engine and choices.pipeline_parallel",
+    **{key: f"choices.{name}" for key, name in DEGREES.items()},
+    "cluster.engines": "choices.engines",
+    "tiers.cpu.capacity": "choices.cpu",
+    "tiers.disk.capacity": "choices.drives",
+}
+"""Where the file of prices chooses what a setting says."""
+OWN = (*CHOICES, *[key for name in LEVELS[1:] if (key := f"tiers.{name}.capacity") not in CHOICES])
 """Settings that cost money, or say how what does is used: only the file of prices may choose them. It has no price for the tiers
 below the disk."""
 HARDWARE = ("hardware", "drive", "network")

@@ -18,6 +18,7 @@ from kvsim.plans.build import build_run, check_output
 from kvsim.plans.combinations import check_objectives
 from kvsim.plans.command_settings import PlanSettings, SaturateSettings
 from kvsim.plans.construct import construct
+from kvsim.plans.from_python import on_source
 from kvsim.plans.plan import Plan
 from kvsim.report.folder import write_run
 from kvsim.report.plan_page import write_plan
@@ -33,7 +34,7 @@ from kvsim.sweeps.composition import Compositions
 from kvsim.sweeps.engine_flags import Setup, starts, without_server
 from kvsim.sweeps.folder import begin_folder, index_of, place_job
 from kvsim.sweeps.planning import Planned
-from kvsim.sweeps.prices import OWN, Prices, read_prices
+from kvsim.sweeps.prices import CHOICES, OWN, Prices, read_prices
 from kvsim.sweeps.purchase import (
     DEARER,
     FAILS,
@@ -65,8 +66,10 @@ class Question:
     compositions: Compositions
     prices: str | Mapping[str, Any] | None
     """The file of prices, or its content."""
+    command_line: str | None
+    """The line that repeats the command, if one does."""
     flags: Sequence[str] = ()
-    """Flags with which the command finds the same files of settings."""
+    """Flags with which a command finds the same files of settings."""
     source: TraceSource | None = None
     """The trace, if it is in memory."""
 
@@ -94,7 +97,8 @@ def _check_own(overrides: Sequence[str], name: str) -> None:
     """Raise UsageError for a setting that the prices choose."""
     keys = keys_of(overrides)
     if key := next((key for key in OWN if key in keys), None):
-        raise UsageError(f"{key}: leave it out: {name} chooses what costs money, and what has no price there cannot be chosen")
+        how = f": set {CHOICES[key]} there" if key in CHOICES else ", and what has no price there cannot be chosen"
+        raise UsageError(f"{key}: leave it out: {name} chooses what costs money{how}")
 
 
 def _check_drive(overrides: Sequence[str], name: str, prices: Prices) -> None:
@@ -136,8 +140,7 @@ class _Search:
         if one.problem:
             raise UsageError(one.problem)
         config, choices = self.asked.compositions.compose(one.lines)
-        made = build_run(config, command="plan", overrides=one.lines, choices=choices)
-        return made if self.asked.source is None else replace(made, trace=self.asked.source)
+        return on_source(build_run(config, command="plan", overrides=one.lines, choices=choices), self.asked.source)
 
     def run(self) -> RunRecord:
         """Try the candidates, and return the content of ``plan.json``. Raises UsageError if one reason keeps all from running."""
@@ -146,7 +149,7 @@ class _Search:
             raise next(iter(self.planned.refused.values()))
         first = self.plan(self.found[able[0]]) if able else None
         is_certain = first is not None and not any(request.persistent for request in load_trace(first)[0].requests)
-        begin_folder(self.folder, {"command": "simulate", "command_line": self.command_line, "swept": []})
+        begin_folder(self.folder, {"command": "simulate", "command_line": self.asked.command_line, "swept": []})
         ended = search(
             self.found,
             self.plan,
@@ -186,13 +189,10 @@ class _Search:
         result = run_alone(plan, self.watch(label))
         return [] if result.record["slo"]["attainment"] >= plan.saturate.attainment else reasons(plan, result)
 
-    @property
-    def command_line(self) -> str:
-        """The line that repeats the command."""
-        return shlex.join(["kvsim", "plan", *self.asked.flags, *self.asked.overrides])
-
-    def simulation(self, one: Candidate) -> str:
-        """Return the line that simulates a candidate alone."""
+    def simulation(self, one: Candidate) -> str | None:
+        """Return the line that simulates a candidate alone; None if only a program has the trace."""
+        if self.asked.source is not None:
+            return None
         words = [line for line in one.lines if not _is_of(line, NOT_OF_RUNS)]
         return shlex.join(["kvsim", "simulate", *self.asked.flags, *words])
 
@@ -206,7 +206,7 @@ class _Search:
         record = {
             "schema": SCHEMA,
             "command": "plan",
-            "command_line": self.command_line,
+            "command_line": self.asked.command_line,
             "status": "complete",
             "versions": installed_versions(),
             "seed": self.asked.config.seed,

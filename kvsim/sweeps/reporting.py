@@ -67,19 +67,21 @@ def write_page(runs: list[Run], target: Path, command_line: str, *, is_of_sweep:
 class Report(ComparedRuns, KeptFolder):
     """Runs side by side, with their bounds."""
 
-    def __init__(self, folders: Iterable[Path], *, kept: Path | None = None) -> None:
-        """``kept`` is a temporary folder in which some of the runs are, which have no other. Raises UsageError."""
-        self._folders = list(folders)
-        runs = runs_in(self._folders)
-        add_bounds(runs)
-        super().__init__(runs)
-        self._is_kept = kept is not None
+    def __init__(self, folders: Iterable[Path], *, kept: Path | None = None, others: Sequence[object] = ()) -> None:
+        """``kept`` is a temporary folder in which some of the runs are, which have no other; ``others`` keep those of others.
+
+        Raises UsageError.
+        """
+        self._folders, self._others = list(folders), others
         if kept is not None:
             self.keep(kept, is_temporary=True)
+        runs = runs_in(self._folders)
+        add_bounds(runs)
+        super().__init__(runs, (self.kept, *others))
 
     def write(self, file: str | Path) -> Path:
         """Write the page to a file, or to ``report.html`` in a folder, and return the file. Raises UsageError."""
         target = page_in(Path(file))
         is_kept = is_of_sweep(self._folders, target)
-        write_page(self._runs, target, "kvsim report", is_of_sweep=is_kept, has_links=not self._is_kept)
+        write_page(self._runs, target, "kvsim report", is_of_sweep=is_kept, has_links=self.kept is None)
         return target

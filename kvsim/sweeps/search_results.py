@@ -47,7 +47,7 @@ class SearchResult(Attributes, KeptFolder):
 
     def _run(self, name: str, settings: dict[str, str]) -> SweepRun:
         folder = self.folder / name
-        return SweepRun(name=name, settings=settings, record=read_result(folder), folder=folder)
+        return SweepRun(name=name, settings=settings, record=read_result(folder), folder=folder, kept=self.kept)
 
     def _csv(self) -> Any:
         columns = columns_of((self.folder / f"{self.record['command']}.csv").read_text().splitlines())

@@ -32,6 +32,8 @@ class SweepRun(RunResult):
     record: RunRecord
     """The content of ``result.json``."""
     folder: Path
+    kept: object = None
+    """What keeps the folder, if it is temporary."""
 
     @cached_property
     def requests(self) -> Any:
@@ -41,7 +43,8 @@ class SweepRun(RunResult):
 class ComparedRuns:
     """Runs side by side. ``len``, ``for`` and ``[number]`` work on the finished ones."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[Run], kept: object = None) -> None:
+        """``kept`` keeps the folders of the runs."""
         self._runs = list(runs)
         self._comparison = Comparison(self._runs, by_run=True)
         self.runs = [
@@ -50,6 +53,7 @@ class ComparedRuns:
                 settings=dict(zip(self._comparison.keys, self._comparison.differing_values(place), strict=True)),
                 record=case.first,
                 folder=run.folder,
+                kept=kept,
             )
             for place, case in enumerate(self._comparison.cases)
             for run in case.runs
@@ -129,5 +133,6 @@ class Sweep(ComparedRuns, KeptFolder):
         """
         self.keep(folder, is_temporary=is_temporary)
         found = {run.name: run for run in read_runs([folder], damaged_fail=True)}
-        super().__init__([failed(folder / name, failure) if failure else found[name] for name, failure in failures.items()])
+        ended = [failed(folder / name, failure) if failure else found[name] for name, failure in failures.items()]
+        super().__init__(ended, self.kept)
         self.notes = read_sweep(folder).get("notes", [])

@@ -32,6 +32,8 @@ class Trace:
     """What is synthetic because the file does not contain it; shown with every result."""
     origin: tuple[str, ...] = ()
     """Overrides that load the trace again, if it was loaded from Python."""
+    content: str = ""
+    """Digest of the requests that these overrides load (``content_of``); empty if nobody can have changed them since."""
     source: "TraceSource | None" = None
     """What it was loaded from, if that is in memory, so that its overrides alone cannot load it again."""
 
@@ -62,6 +64,8 @@ class TraceSource(ABC):
 
     OF_ARRIVALS: ClassVar[tuple[str, ...]] = ("limit", "rate", "max_tokens")
     """Settings on which page ids do not depend. A class names its own; those of the classes above it are added."""
+    IN_MEMORY: ClassVar[bool] = False
+    """Whether ``load`` returns requests that a program has and may change, so that nothing may keep them in its place."""
 
     limit: int | None = None
     """Number of requests to keep, from the first; None keeps all."""

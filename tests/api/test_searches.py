@@ -176,13 +176,21 @@ def test_validate_compares_with_recordings(capsys: pytest.CaptureFixture[str]) -
         kvsim.validate("trace.jsonl", SERVER_WITHOUT_SLO, validate={"measured": recording(1)})
 
 
-def test_validate_compares_with_results_of_a_client(capsys: pytest.CaptureFixture[str]) -> None:
+OF_CLIENT = {"hardware": "h100", "model": "llama3_8b", "validate.ttft_p50": 100, "validate.ttft_p99": 100}
+
+
+def recording_of_a_client() -> str:
+    """Write a trace, and a run of it against vLLM, and return the name of the run's file."""
     facts = ServerFacts(engine="vllm", page_tokens=16, capacity_tokens=4096)
     run = observed([0] * 10, output=4, token_s=0.01, ttft_s=[0.1] * 10)
     write_observed(Path("run.jsonl.gz"), replace(run, facts=facts, prompt_tokens=np.full(10, 85)))
     lines = [{"timestamp": 150 * at, "token_ids": [1000 * at + n for n in range(85)], "output_length": 4} for at in range(10)]
     Path("tokens.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    settings = {"hardware": "h100", "model": "llama3_8b", "validate.ttft_p50": 100, "validate.ttft_p99": 100}
+    return "run.jsonl.gz"
+
+
+def test_validate_compares_with_results_of_a_client(capsys: pytest.CaptureFixture[str]) -> None:
+    settings, _ = OF_CLIENT, recording_of_a_client()
     found = kvsim.validate("tokens.jsonl", settings, results="run.jsonl.gz")
     assert capsys.readouterr().out == ""
     assert found.choices["preset"] == "vllm" and found.config["tiers"]["gpu"]["capacity"] == "4096tokens"
@@ -225,3 +233,29 @@ def test_the_room_of_reports_and_the_function_are_both_there() -> None:
     assert callable(figure.laid_out) and callable(kvsim.report)
     trace = kvsim.load_trace("synthetic", sessions=5)
     assert len(kvsim.report(kvsim.replay(trace))) == 1
+
+
+def test_a_run_keeps_the_files_that_it_came_with(temporary: Path) -> None:
+    trace = kvsim.load_trace("trace.jsonl")
+    room = {"tiers.gpu.capacity": "8000pages"}
+    runs = [
+        kvsim.saturate(trace, SERVER).best,
+        kvsim.sweep(trace, {"eviction": ["lru"]}, room)[0],
+        kvsim.report(kvsim.replay(trace, room))[0],
+        kvsim.report(kvsim.sweep(trace, {"eviction": ["lru"]}, room))[0],
+        kvsim.plan(trace, {"slo.ttft_s": 2, "saturate.attainment": 0.9}, prices=PRICES).best,
+    ]
+    assert [len(run.requests) for run in runs] == [100] * 5 and all(run.plot().data for run in runs)
+    del runs
+    assert not list(temporary.iterdir())
+
+
+def test_a_server_and_results_are_named_as_a_program_has_them(folder: Path) -> None:
+    Path("with space").mkdir()
+    moved = Path(recording_of_a_client()).rename("with space/x.gz")
+    measured = recording_of_a_client()
+    names: list[Any] = [str(folder / measured), folder / measured, [measured], moved]
+    for name in names:
+        assert kvsim.validate("tokens.jsonl", OF_CLIENT, results=name).holds, name
+    with pytest.raises(UsageError, match=r"http://localhost:1\b.*(refused|connect)"):
+        kvsim.validate("tokens.jsonl", OF_CLIENT, server="http://localhost:1")

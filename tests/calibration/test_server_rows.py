@@ -97,4 +97,4 @@ def test_one_large_error_counts_where_models_are_compared() -> None:
     even = replace(one, errors=[0.1, -0.1, 0.1, 0.1])
     assert best_first([one, even], known) == [even, one]  # although its median is larger
     unsure = [*known[:3], replace(known[3], reading=msgspec.structs.replace(reading, error=0.1))]
-    assert best_first([even, one], unsure) == [one, even]  # nobody knows that reading well
+    assert best_first([one, even], unsure) == [even, one]  # batches count alike, however well they were read

@@ -1,5 +1,6 @@
 """``kvsim calibrate server=`` measures a server over HTTP, fits, and fits again without it; mistakes are one line."""
 
+import gzip
 import json
 import re
 from collections.abc import Iterator
@@ -63,6 +64,9 @@ def test_a_server_is_measured_and_its_measurements_are_fitted_again(
         (["server=http://127.0.0.1:9"], "http://127.0.0.1:9 does not answer: "),
         (["measured=nowhere.json"], "measured: nowhere.json: No such file or directory"),
         (["measured=broken.json"], "measured: broken.json has no measurements of a server: "),
+        (["measured=broken.json.gz"], "measured: broken.json.gz: Not a gzipped file"),
+        (["measured=cut.json.gz"], "measured: cut.json.gz: the gzip file is truncated or damaged"),
+        (["measured=other.json.gz"], "measured: other.json.gz has no measurements of a server: "),
         (["measured=other.json"], "measured: other.json has no measurements of a server: "),
         (["server=http://a:1", "measured=broken.json"], "server and measured exclude each other: leave one out"),
         (
@@ -74,6 +78,7 @@ def test_a_server_is_measured_and_its_measurements_are_fitted_again(
         (["hardware=h100"], "hardware has no effect without server= or measured=: leave it out"),
         (["hardware.gpus=2"], "hardware has no effect without server= or measured=: leave it out"),
         (["step_tokens=512"], "step_tokens has no effect without server= or measured=: leave it out"),
+        (["pads_chunks=true"], "pads_chunks has no effect without server= or measured=: leave it out"),
         (["server=http://a:1", "step_tokens=0"], "step_tokens must be at least 1, not 0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -81,6 +86,9 @@ def test_a_server_is_measured_and_its_measurements_are_fitted_again(
 def test_a_mistake_is_one_line(arguments: list[str], problem: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "broken.json").write_text("{")
     (folder / "other.json").write_text('{"model": "none"}')
+    packed = gzip.compress(b'{"model": "none"}')
+    for name, content in (("broken", b"{"), ("cut", packed[:-4]), ("other", packed)):
+        (folder / f"{name}.json.gz").write_bytes(content)
     before = sorted(folder.iterdir())
     assert main(["calibrate", *arguments, "output=."]) == 2
     shown = capsys.readouterr()
@@ -88,7 +96,7 @@ def test_a_mistake_is_one_line(arguments: list[str], problem: str, folder: Path,
     assert sorted(folder.iterdir()) == before
 
 
-RECORDED = Path(__file__).parents[2] / "experiments/real_servers/h100_vllm.measured.json"
+RECORDED = Path(__file__).parents[2] / "experiments/real_servers/h100_vllm.measured.json.gz"
 """What a real server took."""
 
 
@@ -102,7 +110,7 @@ RECORDED = Path(__file__).parents[2] / "experiments/real_servers/h100_vllm.measu
         ("step_tokens", 0, "Expected `int` >= 1 - at `$.step_tokens`"),
         ("step_tokens", -1, "Expected `int` >= 1 - at `$.step_tokens`"),
         ("page_tokens", 0, "Expected `int` >= 1 - at `$.page_tokens`"),
-        ("played.3.batch", 1000, "played[3] is of batch 1000, of 64"),
+        ("played.3.batch", 1000, "played[3] is of batch 1000, of 71"),
         ("played.3.requests.0.sent_s", 1e300, "Expected `float` <= 1000000000000.0 - at `$.played[3].requests[0].sent_s`"),
         ("played.3.requests", [], "played[3] has 0 requests, its batch "),
         ("played.3.requests.0.cached_tokens", 10**9, "Expected `int` <= 16777216 - at `$.played[3].requests[0].cached_tokens`"),
@@ -137,7 +145,7 @@ def test_what_is_no_json_is_one_line(content: bytes, problem: str, folder: Path,
 
 def write_changed(file: Path, path: str, value: object) -> None:
     """Write the recorded measurements with one value changed."""
-    told = at = json.loads(RECORDED.read_bytes())
+    told = at = json.loads(gzip.decompress(RECORDED.read_bytes()))
     *names, last = [int(name) if name.isdigit() else name for name in path.split(".")]
     for name in names:
         at = at[name]
@@ -158,8 +166,8 @@ def test_the_file_says_how_good_the_measurements_are(
     assert all(line.startswith("# ") and len(line) <= 130 for line in first) and text.count("\nflops_per_s:") == 1
     assert "(llama flops_per_s: 1.0 #)" in first[0] and read(folder / "one.yaml").flops_per_s == 790e12
     for said in (
-        "3 of 64 batches lost, 0 with a single sample; 17 of 393 plays of a batch lost",
-        "round 3: the client was too slow: 1 of 100 requests was sent 63 ms late or more",
+        "1 of 71 batches lost, 0 with a single sample; 4 of 256 plays of a batch lost",
+        "round 2: the client was too slow: 1 of 100 requests was sent 51 ms late or more",
     ):
         assert any(said in line for line in first) and said in printed
 

@@ -270,7 +270,7 @@ def test_stages_and_groups_of_experts_are_chosen_by_the_file(folder: Path, capsy
     shown = capsys.readouterr().out
     assert "1 x TP4" in shown and "1 x TP2 PP2" in shown
     assert plan("hardware.pipeline_parallel=2") == 2
-    assert "hardware.pipeline_parallel: leave it out: prices.yaml chooses" in capsys.readouterr().err
+    assert "prices.yaml chooses what costs money: set choices.pipeline_parallel there" in capsys.readouterr().err
 
 
 def test_a_model_without_experts_has_no_use_for_groups_of_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

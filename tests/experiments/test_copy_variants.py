@@ -56,7 +56,7 @@ def expected(tiers: TierCopy, way: str, host_pages: np.ndarray) -> torch.Tensor:
     return after
 
 
-@pytest.mark.parametrize("name", ["each", "pages", "runs", "batch_of_pages", "merged"])
+@pytest.mark.parametrize("name", ["each", "pages", "runs", "batch", "merged"])
 @pytest.mark.parametrize("way", WAYS)
 def test_copy_engines_are_given_the_right_addresses(study: Loaded, name: str, way: str) -> None:
     tiers = pools()

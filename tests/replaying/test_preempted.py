@@ -10,6 +10,7 @@ import pytest
 from kvsim.core.request import Request
 from kvsim.engines.vllm.rules import VLLMRules
 from kvsim.plans.plan import Plan
+from kvsim.replaying import observed
 from kvsim.replaying.observed import Moments
 from kvsim.report.servers.measures import preemptions
 from kvsim.report.servers.seen import as_observed, moments_of
@@ -51,6 +52,8 @@ class Played:
     """A replay, with the pages that requests hold after each moment."""
 
     def __init__(self, one: Plan, asked: Sequence[tuple[Request, float, list[float]]], **about: object) -> None:
+        if not observed.__file__.endswith(".py"):
+            pytest.skip("a method of a compiled class cannot be replaced")
         requests = [each for each, _, _ in asked]
         tokens_s = [np.array(times_s) for _, _, times_s in asked]
         moments = Moments(admitted_s=np.array([at_s for _, at_s, _ in asked]), tokens_s=tokens_s, **about)
@@ -115,6 +118,23 @@ def test_steps_that_are_formed_ahead_take_pages_for_tokens_that_are_still_to_com
     for ahead, held in ((0, [2, 2, 3, 3, 0]), (1, [2, 3, 3, 3, 0])):
         played = Played(engine(6), asked, formed_s=np.array(tokens_s), steps_ahead=ahead)
         assert [played.held[at_s] for at_s in tokens_s] == held
+
+
+def test_sglang_finds_a_prompt_whose_step_was_formed_ahead_with_its_first_token() -> None:
+    """The second request is looked up when the step after that of the first prompt is formed, the third when its token comes."""
+    asked = (request(0, [0, 1]), 0.0, [2.0]), (request(1, [0, 1]), 1.0, [3.0]), (request(2, [0, 1]), 2.0, [4.0])
+    formed_s = np.array([0.0, 1.0, 2.0, 3.0])
+    for ahead, hits in ((0, [0, 2, 2]), (1, [0, 0, 2])):
+        played = Played(engine(20, preset="sglang"), asked, formed_s=formed_s, steps_ahead=ahead)
+        assert played.hits == hits
+
+
+def test_tokens_of_answers_take_none_of_a_step_of_prompts_from_sglang() -> None:
+    """Steps of 8 tokens, while an answer grows. The first chunk of the second prompt has all 8: two pages, which the third
+    request finds when the next step is formed."""
+    times_s = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    asked = (request(0, [0], 8), 0.0, times_s), (request(1, [10, 11, 12, 13]), 2.0, [6.0]), (request(2, [10, 11]), 3.0, [7.0])
+    assert Played(engine(20, step_tokens=8, preset="sglang"), asked, formed_s=np.array(times_s)).hits == [0, 0, 2]
 
 
 @pytest.mark.parametrize(("preemptions", "hits", "held"), [(1, [0, 3], [4, 7, 3, 3, 6]), (0, [0, 0], [4, 7, 6, 6, 0])])

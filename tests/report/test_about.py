@@ -3,7 +3,7 @@
 import shlex
 from typing import Any
 
-from kvsim.report.about import about_run, also_set
+from kvsim.report.about import about_run, also_set, degrees
 
 RESULT: dict[str, Any] = {
     "command": "simulate", "seed": 3, "config": {"hardware": {"gpus": 8}, "cluster": {"prefill": 0, "decode": 0}},
@@ -29,6 +29,7 @@ def test_stages_and_groups_of_experts_are_named() -> None:
     assert machine(pipeline_parallel=2) == "8x h100 · TP4 PP2"
     assert machine(pipeline_parallel=2, expert_parallel=4) == "8x h100 · TP4 PP2 EP4"
     assert machine(pipeline_parallel=1, expert_parallel=8) == "8x h100 · TP8 EP8"
+    assert degrees({"pipeline_parallel": 2}, 1) == "PP2", "one GPU has no two stages"
 
 
 def test_objectives_are_shown_where_there_are_any() -> None:

@@ -58,6 +58,8 @@ def test_a_plan_says_what_to_buy() -> None:
     head = plan_head(record)
     assert head.verdict.startswith("Number 1 is the cheapest that holds")
     assert [tile.value for tile in head.tiles] == ["20.00 USD", "97.00%", "1.50 s", "8x h100"]
+    price = plan_head(record | {"price_unit": "per hour"}).tiles[0]
+    assert price.value == "20.00" and price.note == "per hour, the cheapest that holds" == head.tiles[0].note
     assert head.tiles[3].note == "2 configurations simulated"
 
 

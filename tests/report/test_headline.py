@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvsim.engine.outcome import Outcome
-from kvsim.report.headline import Tile, subject, tiles, title_of, verdict
+from kvsim.report.headline import Tile, shared_subject, subject, tiles, title_of, verdict
 from kvsim.results.result import RunRecord, summarize
 
 CHOICES = {"hardware": "h100", "model": "llama3_70b", "trace": "mooncake"}
@@ -52,3 +52,12 @@ def test_a_run_without_a_clock_has_hit_rates_only(replayed: Outcome) -> None:
 def test_the_verdict_says_what_requests_wait_for(bottleneck: str, begin: str, simulated: Outcome) -> None:
     found = {"bottleneck": bottleneck, "busy": {"gpu": 0.9, "cpu-gpu": 0.12, "cpu-disk": 0.3}}
     assert verdict(record_of(simulated, diagnosis=found)).startswith(begin)
+
+
+def test_machines_of_one_kind_share_its_name(simulated: Outcome) -> None:
+    one = record_of(simulated)
+    less = record_of(simulated, config=one["config"] | {"hardware": {"gpus": 4}})
+    other = record_of(simulated, choices=one["choices"] | {"hardware": "h200"})
+    assert shared_subject([one, one]) == ["llama3_70b", "8x h100", "monday.jsonl"]
+    assert shared_subject([one, less]) == ["llama3_70b", "h100", "monday.jsonl"]
+    assert shared_subject([one, other]) == ["llama3_70b", "monday.jsonl"]

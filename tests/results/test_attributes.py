@@ -37,6 +37,7 @@ def test_measures_and_fields_are_attributes(result: kvsim.Result) -> None:
 def test_what_the_result_does_not_have_is_none() -> None:
     replayed = kvsim.replay(kvsim.load_trace("synthetic", sessions=5))
     assert replayed.ttft_p99 is None and replayed.goodput is None and replayed.hit_rate > 0
+    assert replayed.parallel is None and "parallel" not in replayed.record and "parallel" in dir(replayed)
 
 
 @pytest.mark.parametrize(

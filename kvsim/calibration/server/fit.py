@@ -20,6 +20,7 @@ NOISE = 0.01
 LARGEST_ERROR = 0.1
 """Standard error of a reading that is taken for larger, or is unknown."""
 MILLISECOND = 1e-3
+MEGABYTE = 1e6
 OVERHEADS = (
     "prefill_launch_s",
     "step_overhead_s",
@@ -54,8 +55,9 @@ RESTED = Parameter(0.97, 0.5, 1.0, 0.1)
 """``ComputeCurves.rested_prefill_share``. At 1, the time constant would have no slope."""
 WARMING = Parameter(0.25, 0.02, 5.0, 1.0)
 """``ComputeCurves.warming_s``."""
-SHARED, APART = Parameter(1.0, 0.2, 1.0, 0.5), Parameter(1.0, 1.0, 1.0, 0.5)
-"""``ComputeCurves.repeated_context_share``, where requests have shared contexts on purpose, and where they have not."""
+SHARED, CACHE = Parameter(0.9, 0.2, 1.0, 0.5), Parameter(50.0, 1.0, 1000.0, 25.0)
+"""``ComputeCurves.repeated_context_share``, and ``repeated_context_bytes`` in megabytes: the cache of an H100 has 50.
+With a share of 1, the latter would have no slope."""
 SMOOTHNESS = 0.2
 """Neighbours that differ by this much cost as much as one reading that is off by ``NOISE``."""
 TILES = (1, 128)
@@ -106,20 +108,26 @@ class Summary(NamedTuple):
     most: float
 
 
-def fit_all(points: Sequence[Point], model: ModelSpec, start: HardwareSpec) -> list[Fit]:
-    """Fit a roofline, and curves that begin there, to the points that are not held out. The better one is first."""
+def fit_all(points: Sequence[Point], model: ModelSpec, start: HardwareSpec, *, pads_chunks: bool = False) -> list[Fit]:
+    """Fit a roofline, and curves that begin there, to the points that are not held out. The better one is first.
+
+    ``pads_chunks``: see ``ComputeCurves``. No batch has chunks of different lengths, so that is not fitted.
+    """
     roofline = fit(roofline_form(start), points, model)
-    tiled = [fit(curves_form(start, roofline.hardware, points, model, tile_tokens), points, model) for tile_tokens in TILES]
+    forms = [curves_form(start, roofline.hardware, points, model, tile, pads_chunks=pads_chunks) for tile in TILES]
+    tiled = [fit(form, points, model) for form in forms]
     curves = min(tiled, key=lambda one: one.cost)
     return best_first([roofline, curves], points)
 
 
 def best_first(fits: Sequence[Fit], points: Sequence[Point]) -> list[Fit]:
-    """Order by the mean square of the errors of held-out points, in multiples of their noise; without any, of those fitted."""
+    """Order by the mean square of the errors of held-out points; without any, of those fitted.
+
+    All points count alike. A model is further off than most readings, so in multiples of their noise a few of them would decide.
+    """
     has_held_out = any(point.reading.batch.is_held_out for point in points)
     judges = [at for at, point in enumerate(points) if point.reading.batch.is_held_out == has_held_out]
-    noise = noise_of([points[at] for at in judges])
-    return sorted(fits, key=lambda one: float(np.sum(np.square(np.array([one.errors[at] for at in judges]) / noise))))
+    return sorted(fits, key=lambda one: float(np.sum(np.square([one.errors[at] for at in judges]))))
 
 
 def noise_of(points: Sequence[Point]) -> Vector:
@@ -208,7 +216,15 @@ def roofline_form(start: HardwareSpec) -> Form:
     return Form("roofline", [*slower, *overheads(start)], len(slower), MANY_LAUNCHES, machine)
 
 
-def curves_form(start: HardwareSpec, roofline: HardwareSpec, points: Sequence[Point], model: ModelSpec, tile_tokens: int) -> Form:
+def curves_form(
+    start: HardwareSpec,
+    roofline: HardwareSpec,
+    points: Sequence[Point],
+    model: ModelSpec,
+    tile_tokens: int,
+    *,
+    pads_chunks: bool = False,
+) -> Form:
     """Return machines whose parts of a step are each so many times as slow as those of a roofline, in logarithms.
 
     Parts of nearly the same size are nearly as many times as slow.
@@ -217,8 +233,10 @@ def curves_form(start: HardwareSpec, roofline: HardwareSpec, points: Sequence[Po
     rows = Rows(start, roofline, model, works)
     factor = Parameter(0.0, -3.0, 3.0, 0.5)
     is_shared = any(point.reading.batch.slots < SLOTS for point in points)
-    parameters = [*overheads(roofline), RESTED, WARMING, SHARED if is_shared else APART, *[factor] * rows.count]
-    own, first = len(OVERHEADS), len(OVERHEADS) + 3
+    repeated = [SHARED, CACHE] if is_shared else []
+    parameters = [*overheads(roofline), RESTED, WARMING, *repeated, *[factor] * rows.count]
+    own = len(OVERHEADS)
+    first = own + 2 + len(repeated)
     neighbours = [(first + one, first + other) for one, other in rows.neighbours()]
 
     def machine(values: Vector) -> HardwareSpec:
@@ -226,9 +244,12 @@ def curves_form(start: HardwareSpec, roofline: HardwareSpec, points: Sequence[Po
             rows.curves(values[first:]),
             rested_prefill_share=float(values[own]),
             warming_s=float(values[own + 1]),
-            repeated_context_share=float(values[own + 2]),
             prefill_tile_tokens=tile_tokens,
+            pads_chunks=pads_chunks,
         )
+        if repeated:
+            share, kept_bytes = float(values[own + 2]), float(values[own + 3]) * MEGABYTE
+            curves = replace(curves, repeated_context_share=share, repeated_context_bytes=kept_bytes)
         return replace(with_overheads(roofline, values[:own]), compute_curves=curves)
 
     return Form("curves", parameters, 0, FEW_LAUNCHES, machine, neighbours)

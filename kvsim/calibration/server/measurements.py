@@ -1,5 +1,6 @@
 """What a server's batches took: written to a file, read back, and reduced to one number for each batch."""
 
+import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from math import inf, nan, sqrt
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from kvsim.calibration.server.batches import BURST, DECODE, PROMPT, Batch, Count
 from kvsim.errors import UsageError
 from kvsim.results.observed import Seconds
+from kvsim.trace.files import open_file
 
 SCHEMA = 1
 AboveZero = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
@@ -87,13 +89,9 @@ def write_measurements(measured: Measurements) -> bytes:
 
 
 def read_measurements(path: Path) -> Measurements:
-    """Read a file. Raises UsageError if it is none of a server's steps."""
+    """Read a file, decompressed if its name ends in ``.gz`` or ``.zst``. Raises UsageError if it is none of a server's steps."""
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"measured: {path}: {error.strerror}") from error
-    try:
-        found = msgspec.json.decode(content, type=Measurements)
+        found = msgspec.json.decode(content_of(path), type=Measurements)
     except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
         raise UsageError(f"measured: {path} has no measurements of a server: {error}") from error
     if found.kvsim_server_steps != SCHEMA:
@@ -101,6 +99,16 @@ def read_measurements(path: Path) -> Measurements:
     if problem := misfit(found):
         raise UsageError(f"measured: {path} has no measurements of a server: {problem}")
     return found
+
+
+def content_of(path: Path) -> bytes:
+    try:
+        with open_file(str(path)) as file:
+            return file.read()
+    except OSError as error:
+        raise UsageError(f"measured: {path}: {error.strerror or error}") from error
+    except (EOFError, zlib.error) as error:
+        raise UsageError(f"measured: {path}: the gzip file is truncated or damaged") from error
 
 
 def misfit(measured: Measurements) -> str | None:

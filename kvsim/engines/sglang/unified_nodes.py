@@ -128,6 +128,10 @@ class UnifiedNodeCache(MovingNodeCache):
         lease.slots = self.take(pages - sum(lease.hits), self.residency.now)
         return lease
 
+    def step_tokens(self, tokens: int, *, is_answer: bool) -> int:
+        """Prompts count in whole pages, and answers not at all: they are computed in steps of their own."""
+        return 0 if is_answer else -(-tokens // self.page_tokens) * self.page_tokens
+
     def end_chunk(self, lease: Any, tokens: int) -> None:
         self._enter_chunk(lease, min(tokens // self.page_tokens, lease.prompt_pages))
         self.send_copies()

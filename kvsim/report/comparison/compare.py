@@ -130,12 +130,19 @@ class Comparison:
     def _bounds(self) -> list[Row]:
         rows = []
         for kind in ("belady", "unlimited"):
-            for places in self.framed(kind).values():
-                shared = [self._shared(places, key) for key in range(len(self.keys))]
+            groups = list(self.framed(kind).values())
+            settings = [[self._shared(places, key) for key in range(len(self.keys))] for places in groups]
+            for places, shared in zip(groups, settings, strict=True):
                 rates = {key: list(self.cases[places[0]].bound(kind, key).values()) for key in BOUND_MEASURES}
                 means = {key: sum(values) / len(values) for key, values in rates.items() if values}
-                rows.append(self._bound_row(kind, shared, means))
+                room = f" {self._room(places[0])}" if kind == "belady" and settings.count(shared) > 1 else ""
+                rows.append(self._bound_row(f"{kind}{room}", shared, means))
         return rows
+
+    def _room(self, place: int) -> str:
+        """Return how much all tiers of a case hold, where settings do not say it, as with ``tiers.gpu.capacity=auto``."""
+        measure = BY_KEY["capacity_bytes"]
+        return measure.text(measure.of(self.cases[place].first))
 
     def framed(self, kind: str) -> dict[str, list[int]]:
         """Return the cases that share each bound of a kind, by the bound's name."""

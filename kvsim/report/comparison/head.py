@@ -2,7 +2,7 @@
 
 from kvsim.report.comparison.compare import NEAR, Comparison, by_hit_rate, shown
 from kvsim.report.comparison.differing import heading
-from kvsim.report.headline import Tile, busiest, subject
+from kvsim.report.headline import Tile, busiest, shared_subject
 from kvsim.results.fields import BY_KEY
 from kvsim.results.measures import Measure
 
@@ -18,8 +18,7 @@ MOST_NAMED = 2
 
 def title_of(comparison: Comparison) -> str:
     """Return the title: what all runs share, how many there are, and what differs between them."""
-    subjects = [subject(result) for result in comparison.results]
-    shared = [part for part in subjects[0] if all(part in other for other in subjects)]
+    shared = shared_subject(comparison.results)
     runs, cases = len(comparison.runs), len(comparison.cases)
     number = f"{runs} run{'s' * (runs != 1)}" + (f" of {cases} configuration{'s' * (cases != 1)}" if comparison.has_seeds else "")
     varied = [heading(key) for key in comparison.keys if key != "seed"]

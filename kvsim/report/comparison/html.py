@@ -63,7 +63,7 @@ class Line(NamedTuple):
 
 def render_comparison(
     runs: Sequence[Run],
-    command_line: str,
+    command_line: str | None,
     *,
     folder: Path | None = None,
     shared_script: str | None = None,
@@ -243,7 +243,7 @@ def _measured(comparison: Comparison) -> Table:
     return Table("Simulated and measured", ("runs", "simulated", "measured", "simulation error"), rows)
 
 
-def _foot(comparison: Comparison, command_line: str) -> Foot:
+def _foot(comparison: Comparison, command_line: str | None) -> Foot:
     """Return how to reproduce the runs: this command, each run's command, and the shared settings."""
     flat = [settings(result["config"]) for result in comparison.results]
     others = [set(lines) for lines in flat[1:]]
@@ -253,4 +253,5 @@ def _foot(comparison: Comparison, command_line: str) -> Foot:
         for run, result in zip(comparison.runs, comparison.results, strict=True)
     ]
     details = [("Command of each run", "\n".join(each)), ("Settings shared by all runs", "\n".join(shared))]
-    return Foot(shown_command(command_line), details, f"{versions(comparison.results[0])}.", path_note(command_line))
+    command = command_line or ""
+    return Foot(shown_command(command), details, f"{versions(comparison.results[0])}.", path_note(command))

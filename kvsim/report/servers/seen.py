@@ -11,6 +11,7 @@ from kvsim.engine.outcome import Outcome
 from kvsim.hardware.tier_kinds import GPU_MEMORY, HOST_MEMORY, kind_of
 from kvsim.replaying.observed import Moments
 from kvsim.report.servers.measures import preemptions
+from kvsim.report.servers.passes import in_passes, taken_later_s
 from kvsim.report.servers.pauses import Steps, pauses, steps_of
 from kvsim.results.observed import ObservedRun
 
@@ -23,6 +24,8 @@ NEARLY_S = 0.006
 UNSURE_S = 0.02
 """How much later a request may seem to be admitted than one that was sent after it, because more of its time passed before the
 server's queue: long prompts take some milliseconds to be read."""
+AHEAD: Mapping[str, bool] = {"scheduler_config.async_scheduling": True, "disable_overlap_schedule": False}
+"""Flags, and their values with which a server forms a step while one runs."""
 MOST_TOGETHER = 0.1
 """The largest share of an answer's tokens that may come together with others before their times count as unknown."""
 MEDIA: Mapping[str, str] = {GPU_MEMORY: "device", HOST_MEMORY: "host"}
@@ -102,10 +105,11 @@ def moments_of(run: ObservedRun) -> Moments:
     neither is known has no time of admission. Steps and preemptions are known only with the time of every token.
     """
     has_failed = np.array([error is not None for error in run.errors], dtype=bool)
-    admitted_s = np.fmin(_in_turn(_together(run.admitted_s()), run.sent_s), run.first_token_s)
+    admitted_s = run.admitted_s()
     first_s = np.where(np.isnan(run.first_token_s), admitted_s, run.first_token_s)
     end_s = np.fmax(run.end_s, first_s)
     came_s = [_tokens_s(run, number, first) for number, first in enumerate(first_s.tolist())]
+    admitted_s = np.fmin(_in_turn(_together(admitted_s + taken_later_s(run, came_s)), run.sent_s), run.first_token_s)
     tokens_s = [
         np.linspace(first_s[number], end_s[number], max(1, int(run.output_tokens[number]))) if one is None else one
         for number, one in enumerate(came_s)
@@ -115,20 +119,21 @@ def moments_of(run: ObservedRun) -> Moments:
     if any(one is None for one in played):
         return Moments(admitted_s=admitted_s, tokens_s=tokens_s, preemptions=preemptions(run))
     steps = steps_of([one for one in played if one is not None], _steps_ahead(run))
-    admitted_s = _in_steps(admitted_s, first_s, steps)
+    admitted_s, formed_s = in_passes(_in_steps(admitted_s, first_s, steps), run, first_s, steps)
     return Moments(
         admitted_s=admitted_s,
         tokens_s=tokens_s,
         pauses_s=pauses(tokens_s, admitted_s, steps, preemptions(run)),
         preemptions=preemptions(run),
-        formed_s=steps.end_s,
+        formed_s=formed_s,
         steps_ahead=steps.ahead,
     )
 
 
 def _steps_ahead(run: ObservedRun) -> int:
     """Return how many steps run while the server forms one."""
-    return int(run.facts is not None and bool(run.facts.settings.get("scheduler_config.async_scheduling")))
+    settings = run.facts.settings if run.facts is not None else {}
+    return int(any(settings.get(name) is value for name, value in AHEAD.items()))
 
 
 def _together(admitted_s: np.ndarray) -> np.ndarray:

@@ -119,11 +119,13 @@ class MeasuredParts(Steps):
     of its prefill, plus overheads.
 
     matrix products    FLOPs of all weight matrices, at the rate for the step's FLOPs per byte of weights
-    prefill attention  FLOPs of each chunk, at the rate for its query rows and context
+    prefill attention  FLOPs of each chunk, at the rate for its query rows and context; with ``pads_chunks``, as many queries for
+                       each as the longest has
                        (if a step has prefill, both count tokens rounded up to multiples of ``prefill_tile_tokens``)
     decode attention   seconds per layer by bytes of keys and values, linear between the measured points, times the attention
                        layers; at least the time of the smallest measured point, and at least the time of the FLOPs. Context
-                       that several requests have in common counts once, and ``repeated_context_share`` each further time
+                       that several requests have in common counts once, and ``repeated_context_share`` each further time,
+                       as far as the GPU's cache holds the different contexts (``repeated_context_bytes``)
     recurrences        elements of each chunk's states times its tokens, and bytes of states that decoding requests read and
                        write, at the rates for their numbers; without curves for them, states are read and written once for each
                        chunk and decoding request, at the rate of GPU memory, and FLOPs count as matrix products
@@ -137,7 +139,7 @@ class MeasuredParts(Steps):
         self._has_scan = model.is_hybrid and self.curves.scan is not None
         self._state_s = 2 * model.state_bytes / hardware.effective_memory_bytes_per_s
         self._product_flops = model.linear_flops_per_token - (model.recurrence_flops_per_token if self._has_scan else 0.0)
-        layer_bytes = model.kv_bytes_per_token / model.attention_layers / hardware.gpus
+        self._layer_bytes = layer_bytes = model.kv_bytes_per_token / model.attention_layers / hardware.gpus
         flops_s = model.decode_attention_flops_per_pair / hardware.effective_flops_per_s
         measured = [
             (n_bytes / layer_bytes, model.attention_layers * n_bytes / rate) for n_bytes, rate in self.curves.decode_attention
@@ -147,8 +149,7 @@ class MeasuredParts(Steps):
     def leap_s(self, work: Work, steps: int) -> float:
         seconds = steps * self._constant_s(work)
         if work.decode_requests:
-            saved = work.repeated_context_tokens * (1.0 - self.curves.repeated_context_share)
-            seconds += self._decode_attention.total(work.decode_context_tokens - saved, work.decode_requests, steps)
+            seconds += self._decode_attention.total(self._read_tokens(work), work.decode_requests, steps)
         hardware = self.hardware
         if work.chunks:
             launch_s = hardware.launch_s(len(work.chunks), work.decode_requests, has_copies=work.has_copies)
@@ -157,9 +158,15 @@ class MeasuredParts(Steps):
             seconds += hardware.leap_extra_s(work.times_formed(steps), has_copies=work.has_copies)
         return seconds + steps * hardware.step_overhead_s
 
+    def _read_tokens(self, work: Work) -> float:
+        """Return the tokens of context that take as long to read, without repetitions, as those of the first step."""
+        tokens, repeated = work.decode_context_tokens, work.repeated_context_tokens
+        return tokens - repeated * self.curves.repeated_saving((tokens - repeated) * self._layer_bytes) if repeated else tokens
+
     def _constant_s(self, work: Work) -> float:
         """Return the seconds of the parts that are equal in every step of a leap."""
-        attention_s = sum(self._attention_s(tokens, start) for tokens, start in work.chunks)
+        longest = max([tokens for tokens, _ in work.chunks], default=0) if self.curves.pads_chunks else 0
+        attention_s = sum(self._attention_s(tokens, start, longest) for tokens, start in work.chunks)
         return self._products_s(work) + attention_s + self._recurrences_s(work) + self.communication.step_s(work)
 
     def _recurrences_s(self, work: Work) -> float:
@@ -184,10 +191,12 @@ class MeasuredParts(Steps):
         rate = self.curves.linear_flops_per_s(flops / self.experts.weight_bytes(tokens))
         return flops / (rate * self.hardware.gpus)
 
-    def _attention_s(self, tokens: int, start: int) -> float:
+    def _attention_s(self, tokens: int, start: int, padded: int = 0) -> float:
+        """Return the seconds of a chunk's attention, where queries beyond its own, up to ``padded``, attend over all of it."""
         model, gpus, tiled = self.model, self.hardware.gpus, self.curves.tiled(tokens)
-        pairs = tiled * start + tiled * (tiled + 1) / 2
-        rate = self.curves.prefill_attention_flops_per_s(tiled * model.heads / gpus, start + tiled)
+        queries = max(tiled, self.curves.tiled(padded))
+        pairs = queries * start + tiled * (tiled + 1) / 2 + (queries - tiled) * tiled
+        rate = self.curves.prefill_attention_flops_per_s(queries * model.heads / gpus, start + tiled)
         return model.attention_flops_per_pair * pairs / (rate * gpus)
 
 

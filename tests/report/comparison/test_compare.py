@@ -178,3 +178,16 @@ def test_report_says_in_one_line_what_is_wrong(
     error = capsys.readouterr().err
     assert error.startswith(f"kvsim: {message}")
     assert error.count("\n") == 1
+
+
+def test_bounds_of_tiers_whose_sizes_no_setting_says_are_told_apart(simulated: Outcome) -> None:
+    runs = []
+    for gpus, pages in ((1, 100), (2, 300)):
+        run = run_of(simulated, str(gpus), config("lru", "auto", hardware={"gpus": gpus}), belady={"hit_rate": 0.5})
+        assert run.result is not None
+        run.result["bounds"] = {"belady": f"belady-{pages}"}
+        run.result["tiers"] = {"gpu": run.result["tiers"]["gpu"] | {"capacity_pages": pages}}
+        runs.append(run)
+    names = [row.name for row in Comparison(runs).rows() if row.is_bound]
+    assert names == ["no cache", "belady 100 MiB", "belady 300 MiB"]
+    assert [row.name for row in Comparison(runs[:1]).rows() if row.is_bound] == ["no cache", "belady"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvsim.report.servers.seen import moments_of
-from kvsim.results.observed import ObservedRun
+from kvsim.results.observed import ObservedRun, ServerFacts
 
 
 def run_of(sent_s: list[float], queued_s: list[float]) -> ObservedRun:
@@ -60,3 +60,28 @@ def test_a_request_whose_admission_nobody_knows_has_none() -> None:
 def test_a_request_without_an_end_ends_with_its_first_token() -> None:
     moments = moments_of(replace(run_of([0.0], [1.0]), end_s=np.array([np.nan]), output_tokens=np.array([3])))
     assert moments.tokens_s[0].tolist() == [9, 9, 9]
+
+
+@pytest.mark.parametrize(
+    ("settings", "admitted_s", "ahead"),
+    [
+        ({"disable_overlap_schedule": False, "schedule_policy": "fcfs"}, [0.001, 0.164, 0.18], 1),
+        ({}, [0.001, 0.092, 0.138], 0),
+    ],
+)
+def test_a_server_that_takes_requests_between_steps_counts_their_time_in_the_queue_from_then_on(
+    settings: dict[str, object], admitted_s: list[float], ahead: int
+) -> None:
+    """Two requests are sent while the first prompt is computed. The server has them with its token, at 164 ms: one is admitted
+    then, one after the next step. Both steps of prompts were formed two tokens before theirs."""
+    run = replace(
+        run_of([0.0, 0.091, 0.122], [0.001, 0.001, 0.016]),
+        first_token_s=np.array([0.164, 0.452, 0.772]),
+        end_s=np.array([1.0, 1.0, 1.0]),
+        token_gaps_s=[np.array([0.016, 0.82]), np.array([0.548]), np.array([0.228])],
+        output_tokens=np.array([3, 2, 2]),
+        facts=ServerFacts(engine="one", settings=settings),
+    )
+    moments = moments_of(run)
+    assert moments.admitted_s == pytest.approx(admitted_s) and moments.steps_ahead == ahead
+    assert (0.001 in moments.formed_s.tolist()) == bool(ahead)

@@ -74,6 +74,17 @@ def test_prefill_is_done_in_whole_tiles_and_decoding_is_not() -> None:
     assert measured(**tiled).leap_s(decode, 1) == measured(**(tiled | {"prefill_tile_tokens": 1})).leap_s(decode, 1)
 
 
+def test_chunks_may_attend_as_long_as_the_longest_of_the_step() -> None:
+    """10 and 1 tokens: the queries of the second chunk, whose context is 9 tokens and itself, are 10, of 20 rows. 9 of them
+    attend over all ten. A chunk alone takes no longer."""
+    rates = [[2, 1, 4.0], [20, 1, 16.0]]
+    padding = {"linear": [[1, 120.0]], "prefill_attention": rates, "pads_chunks": True}
+    attention_s = 16 * 55 / 16 + 16 * (9 * 10 + 10) / 16
+    assert measured(**padding).leap_s(Work(chunks=[(10, 0), (1, 9)]), 1) == pytest.approx(11 + attention_s + 0.5)
+    alone = Work(chunks=[(1, 9)])
+    assert measured(**padding).leap_s(alone, 1) == measured(**(padding | {"pads_chunks": False})).leap_s(alone, 1)
+
+
 @pytest.mark.parametrize("gpus", [1, 2, 4])
 def test_few_rows_take_as_long_as_the_fewest_measured(gpus: int) -> None:
     """20 tokens of two heads: 40, 20 and 10 rows on each GPU, 40 at least were measured."""
@@ -118,6 +129,16 @@ def test_repeated_context_takes_its_share_of_the_time() -> None:
     work.repeated_context_tokens = 80
     assert shared.leap_s(work, 3) == pytest.approx(shared.leap_s(less, 3))
     assert measured().leap_s(work, 3) == pytest.approx(measured().leap_s(Work(decode_requests=2, decode_context_tokens=100), 3))
+
+
+def test_only_what_a_cache_holds_of_common_context_is_read_faster() -> None:
+    """20 different tokens and 80 repeated ones. A cache of 5 tokens holds a quarter: 80 * 3 / 4 / 4 = 15 are saved, not 60."""
+    work = Work(decode_requests=2, decode_context_tokens=100, repeated_context_tokens=80)
+    token_bytes = MODEL.kv_bytes_per_token / MODEL.attention_layers
+    for held_tokens, counted in ((5, 85), (20, 40), (1000, 40)):
+        steps = measured(repeated_context_share=0.25, repeated_context_bytes=held_tokens * token_bytes)
+        alone = measured().leap_s(Work(decode_requests=2, decode_context_tokens=counted), 3)
+        assert steps.leap_s(work, 3) == pytest.approx(alone)
 
 
 def test_decode_attention_takes_its_flops_at_least() -> None:

@@ -1,6 +1,7 @@
 """Submits many copies to the GPU's copy engines in one call."""
 
 import ctypes
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -20,6 +21,28 @@ class CopyAttributes(ctypes.Structure):
 
 IN_STREAM_ORDER = 1
 """``CU_MEMCPY_SRC_ACCESS_ORDER_STREAM``: sources are read after the preceding work in the stream."""
+
+POINTER = 1
+"""``CU_MEMCPY_OPERAND_TYPE_POINTER``."""
+MAX_PITCH = (1 << 31) - 1
+"""``CU_DEVICE_ATTRIBUTE_MAX_PITCH`` of every GPU so far: the largest distance in bytes from a row to the next."""
+BLOCKS_CALL = "cuMemcpy3DBatchAsync_v2"
+"""Available from CUDA 13.0."""
+
+OPERAND = [("kind", np.uint64), ("address", np.uint64), ("pitch", np.uint64), ("rows", np.uint64), ("location", np.int32, 2)]
+BLOCK = np.dtype([
+    ("source", OPERAND), ("target", OPERAND), ("width", np.uint64), ("height", np.uint64), ("depth", np.uint64),
+    ("source_access_order", np.int32), ("flags", np.uint32),
+])  # fmt: skip
+"""``CUDA_MEMCPY3D_BATCH_OP``, of pointers: 112 bytes."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """One side of copies of blocks: their first rows' addresses (int64), and the bytes from a row to the next."""
+
+    addresses: np.ndarray
+    pitch: int
 
 
 @cache
@@ -55,6 +78,43 @@ def copy_batch(targets: np.ndarray, sources: np.ndarray, n_bytes: int, stream: t
         handle = ctypes.c_void_p(stream.cuda_stream)
         for copy in copies:
             answered(driver().cuMemcpyAsync(*map(ctypes.c_uint64, copy), handle), "cuMemcpyAsync")
+
+
+def takes_blocks(pitch: int) -> bool:
+    """Return whether the driver copies blocks of rows that are ``pitch`` bytes apart."""
+    return pitch <= MAX_PITCH and hasattr(driver(), BLOCKS_CALL)
+
+
+def copy_blocks(targets: Blocks, sources: Blocks, rows: int, n_bytes: int, stream: torch.cuda.Stream | None) -> None:
+    """Copy ``rows`` rows of ``n_bytes`` from each block of ``sources`` to the corresponding one of ``targets``, in ``stream``.
+
+    Otherwise like ``copy_batch``, which copies the rows one by one where the driver takes no blocks, or their rows are too far
+    apart: that takes up to 12 times as long (experiments/hardware/copy_variants.md).
+    """
+    if stream is not None and rows > 1 and takes_blocks(max(targets.pitch, sources.pitch)):
+        submit_blocks(described(targets, sources, rows, n_bytes), stream.cuda_stream)
+        return
+    row = np.arange(rows)
+    each = [(side.addresses[:, None] + row * side.pitch).ravel() for side in (targets, sources)]
+    copy_batch(each[0], each[1], n_bytes, stream)
+
+
+def described(targets: Blocks, sources: Blocks, rows: int, n_bytes: int) -> np.ndarray:
+    """Return the driver's description of copies of blocks: three-dimensional ones with one layer."""
+    blocks = np.zeros(len(targets.addresses), dtype=BLOCK)
+    for name, side in (("source", sources), ("target", targets)):
+        operands = blocks[name]
+        operands["kind"], operands["address"], operands["pitch"], operands["rows"] = POINTER, side.addresses, side.pitch, rows
+    blocks["width"], blocks["height"], blocks["depth"], blocks["source_access_order"] = n_bytes, rows, 1, IN_STREAM_ORDER
+    return blocks
+
+
+def submit_blocks(blocks: np.ndarray, stream: int) -> None:
+    """Submit all copies of blocks in one driver call."""
+    if not len(blocks):
+        return
+    call, array = getattr(driver(), BLOCKS_CALL), ctypes.c_void_p(blocks.ctypes.data)
+    answered(call(ctypes.c_size_t(len(blocks)), array, ctypes.c_ulonglong(0), ctypes.c_void_p(stream)), "cuMemcpy3DBatchAsync")
 
 
 def submit(targets: np.ndarray, sources: np.ndarray, lengths: np.ndarray, stream: int) -> None:

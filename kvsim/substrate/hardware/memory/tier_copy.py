@@ -9,7 +9,7 @@ import torch
 
 from kvsim.hardware.copy_rule import CopyRule, Method
 from kvsim.kernels.page_copy import check_pools, copy_pages
-from kvsim.substrate.hardware.memory.batch_memcpy import copy_batch
+from kvsim.substrate.hardware.memory.batch_memcpy import Blocks, copy_batch, copy_blocks, takes_blocks
 from kvsim.substrate.hardware.memory.page_list import ALIGNED_ENTRIES, check_range, check_unique, upload_page_lists
 
 Way = Literal["load", "store"]
@@ -17,6 +17,10 @@ WAYS: tuple[Way, ...] = get_args(Way)
 PART_BYTES = 96 << 20
 """Smallest part, a group of layers, into which a load is split. A part costs about 0.6 ms of calls, and twice that in a busy
 process: on an H200, parts of 32 MiB reached 40 GB/s, and 29 in a worker process, while parts of 64 MiB reach 54."""
+
+FRAGMENT_BYTES = 1 << 15
+"""Smallest fragment that is a copy of its own where pages cannot be one; below, staging is faster
+(experiments/hardware/copies.md). A rule does not know of this, as the pools with which it was measured may be smaller."""
 
 
 class TierCopy:
@@ -58,6 +62,8 @@ class TierCopy:
         self.page_bytes = self.layers * self.fragment_bytes
         self.host_stride = self.host.stride(0)
         self.device = gpu.device
+        self.takes_blocks = not gpu.is_cuda or self.layers == 1 or takes_blocks(self.gpu.stride(1))
+        """Whether a page is one copy for the copy engines; otherwise each of its fragments is."""
         self.gpu_seen, self.host_seen = (np.zeros(pages, dtype=np.int32) for pages in (self.gpu.shape[0], self.host_pages))
         self.programs = 4 if not gpu.is_cuda else torch.cuda.get_device_properties(gpu.device).multi_processor_count
         lane_pages = max(1, lane_bytes // self.page_bytes)
@@ -92,14 +98,14 @@ class TierCopy:
         layers_at_once = layers_at_once or self.layers
         part_bytes = layers_at_once * self.fragment_bytes
         method = method or self._method(self.rule.load_method(self.fragment_bytes, part_bytes, is_shared=is_shared))
-        lists = self._lists(gpu_pages, host_pages)
+        lists = self._lists(gpu_pages, host_pages, method)
         for first in range(0, self.layers, layers_at_once):
             layers = slice(first, min(first + layers_at_once, self.layers))
-            if method == "kernel":
+            if method == "kernel" and lists is not None:
                 source, target = self.host[:, layers], self.gpu[:, layers]
                 copy_pages(source, target, lists[1], lists[0], programs=self.rule.programs, is_by_layer=self.unit_pages > 1)
             else:
-                self._spread(self.loading, "load", gpu_pages, host_pages, lists, layers, is_staged=method == "staged")
+                self._spread(self.loading, "load", gpu_pages, host_pages, lists, layers)
             if submitted is not None:
                 submitted()
         self._check_unique(gpu_pages, host_pages)
@@ -112,8 +118,8 @@ class TierCopy:
         ``is_shared`` means that pages are, or will be, loaded meanwhile: the kernel then leaves room on the link for them.
         """
         method = method or self._method(self.rule.store_method(self.fragment_bytes, self.page_bytes))
-        lists = self._lists(gpu_pages, host_pages)
-        if method == "kernel":
+        lists = self._lists(gpu_pages, host_pages, method)
+        if method == "kernel" and lists is not None:
             pace = self.rule.store_beside_load_bytes_per_s if is_shared else None
             copy_pages(
                 self.gpu,
@@ -125,19 +131,30 @@ class TierCopy:
                 is_by_layer=self.unit_pages > 1,
             )
         else:
-            self._spread(self.storing, "store", gpu_pages, host_pages, lists, slice(0, self.layers), is_staged=method == "staged")
+            self._spread(self.storing, "store", gpu_pages, host_pages, lists, slice(0, self.layers))
         self._check_unique(gpu_pages, host_pages)
 
     def _method(self, chosen: Method) -> Method:
-        """Return the method that the rule has chosen, or the only one that finds pages inside larger ones."""
-        return chosen if self.unit_pages == 1 else "kernel"
+        """Return the method that the rule has chosen, or the one that suits these pools.
 
-    def _lists(self, gpu_pages: np.ndarray, host_pages: np.ndarray) -> torch.Tensor:
-        """Check the ranges of both lists and return them in GPU memory, as indices into ``gpu`` and ``host``."""
+        Only a kernel finds pages inside larger ones.
+        """
+        if self.unit_pages > 1:
+            return "kernel"
+        is_short = not self.takes_blocks and self.fragment_bytes < FRAGMENT_BYTES
+        return "staged" if chosen == "memcpy" and is_short else chosen
+
+    def _lists(self, gpu_pages: np.ndarray, host_pages: np.ndarray, method: Method) -> torch.Tensor | None:
+        """Check the ranges of both lists and return them in GPU memory, as indices into ``gpu`` and ``host``.
+
+        ``memcpy`` needs none there: only a kernel reads lists.
+        """
         if len(gpu_pages) != len(host_pages):
             raise ValueError(f"{len(gpu_pages)} pages of the GPU do not match {len(host_pages)} pages of the host")
         check_range(gpu_pages, self.gpu.shape[0], name="gpu_pages")
         check_range(host_pages, self.host_pages, name="host_pages")
+        if method == "memcpy":
+            return None
         if self.unit_pages > 1:
             host_pages = host_pages // self.unit_pages * self.unit_fragments + host_pages % self.unit_pages
         return upload_page_lists(gpu_pages, host_pages, device=self.device)
@@ -152,18 +169,20 @@ class TierCopy:
         way: Way,
         gpu_pages: np.ndarray,
         host_pages: np.ndarray,
-        lists: torch.Tensor,
+        lists: torch.Tensor | None,
         layers: slice,
-        *,
-        is_staged: bool,
     ) -> None:
-        """Distribute chunks of the lists over the lanes in turn, so that one lane's copies fill the gaps of the others."""
+        """Distribute chunks of the lists over the lanes in turn, so that one lane's copies fill the gaps of the others.
+
+        With lists in GPU memory pages are staged, without by memcpy. Where a page is one copy, one call for all of them suffices.
+        """
         caller = torch.cuda.current_stream(self.device) if self.gpu.is_cuda else None
         begun = None if caller is None else caller.record_event()
-        chunk = max(1, -(-len(gpu_pages) // (2 * len(lanes))))
-        if is_staged:
+        calls = 1 if lists is None and self.takes_blocks else 2 * len(lanes)
+        chunk = max(1, -(-len(gpu_pages) // calls))
+        if lists is not None:
             chunk = min(chunk, len(self.lane_list))
-        if chunk > ALIGNED_ENTRIES:
+        if chunk > ALIGNED_ENTRIES and calls > 1:
             chunk -= chunk % ALIGNED_ENTRIES
         lanes = lanes[: -(-len(gpu_pages) // chunk)]
         for lane in lanes:
@@ -171,7 +190,7 @@ class TierCopy:
         for turn, first in enumerate(range(0, len(gpu_pages), chunk)):
             part, lane = slice(first, first + chunk), lanes[turn % len(lanes)]
             with lane.active():
-                if is_staged:
+                if lists is not None:
                     getattr(lane, way)(host_pages[part], lists[0, part], layers)
                 else:
                     lane.move(way, gpu_pages[part], host_pages[part], layers)
@@ -213,13 +232,13 @@ class Lane:
         copy_batch(self._hosted(host_pages, layers), self._staged(staging), staging[0].numel(), self.stream)
 
     def move(self, way: Way, gpu_pages: np.ndarray, host_pages: np.ndarray, layers: slice) -> None:
-        """Copy every fragment individually, merging neighbours."""
-        tiers, layer = self.tiers, np.arange(layers.stop - layers.start)
-        page_stride, layer_stride = tiers.gpu.stride(0), tiers.gpu.stride(1)
+        """Copy pages to their places: their layers are the rows of a block."""
+        tiers, (page_stride, layer_stride, _) = self.tiers, self.tiers.gpu.stride()
         first = tiers.gpu.data_ptr() + layers.start * layer_stride
-        gpu = (first + gpu_pages[:, None] * page_stride + layer * layer_stride).ravel()
-        host = (self._hosted(host_pages, layers)[:, None] + layer * tiers.fragment_bytes).ravel()
-        copy_batch(*((gpu, host) if way == "load" else (host, gpu)), tiers.fragment_bytes, self.stream)
+        gpu = Blocks(first + gpu_pages.astype(np.int64) * page_stride, layer_stride)
+        host = Blocks(self._hosted(host_pages, layers), tiers.fragment_bytes)
+        target, source = (gpu, host) if way == "load" else (host, gpu)
+        copy_blocks(target, source, layers.stop - layers.start, tiers.fragment_bytes, self.stream)
 
     def buffer(self, pages: int, layers: slice) -> torch.Tensor:
         """Return the part of the staging buffer for some layers of ``pages`` pages. The buffer is allocated on first use."""
