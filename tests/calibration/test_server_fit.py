@@ -121,44 +121,53 @@ def test_whether_chunks_are_padded_is_as_told(pads_chunks: bool, vllm: VirtualSe
     assert curves is not None and curves.pads_chunks is pads_chunks
 
 
-MEASURED = VirtualServer(["preset=vllm", "hardware=h200_measured", *SERVER]).plan.hardware
-assert MEASURED.compute_curves is not None
-CURVES = replace(MEASURED.compute_curves, repeated_context_share=0.5, repeated_context_bytes=30e6)
-SUMMING = replace(MEASURED, noise=None, leap_overhead_s=0.0, request_overhead_s=4e-3, compute_curves=CURVES)
-"""A machine of curves, whose parts add up."""
+SUMMING_START = machine(memory_bytes_per_s=4.8e12)
 
 
 @pytest.fixture(scope="module")
-def summing(vllm: VirtualServer) -> list[Point]:
-    """What was read of that machine."""
-    return points(measured_on(vllm, SUMMING))
+def summing() -> HardwareSpec:
+    """A machine whose parts add up."""
+    own = VirtualServer(["preset=vllm", "hardware=h200_measured", *SERVER]).plan.hardware
+    assert own.compute_curves is not None
+    curves = replace(own.compute_curves, repeated_context_share=0.5, repeated_context_bytes=30e6)
+    return replace(own, noise=None, leap_overhead_s=0.0, request_overhead_s=4e-3, compute_curves=curves)
 
 
-def test_a_machine_whose_parts_add_up_is_met_by_curves(vllm: VirtualServer, summing: list[Point]) -> None:
-    """Of its tiles: some forty numbers are fitted, which takes two seconds."""
-    model, start = vllm.plan.model, machine(memory_bytes_per_s=4.8e12)
-    roofline = fit(roofline_form(start), summing, model)
-    curves = fit(curves_form(start, roofline.hardware, summing, model, CURVES.prefill_tile_tokens), summing, model)
-    assert best_first([roofline, curves], summing) == [curves, roofline]
-    held_out = curves.summary(summing, is_held_out=True)
-    assert held_out.median < 0.025 and held_out.most < 0.1
+@pytest.fixture(scope="module")
+def summed(vllm: VirtualServer, summing: HardwareSpec) -> list[Point]:
+    """What was read of it."""
+    return points(measured_on(vllm, summing))
+
+
+def test_a_machine_whose_parts_add_up_is_met_by_curves(vllm: VirtualServer, summing: HardwareSpec, summed: list[Point]) -> None:
+    """With its own tiles: some forty numbers are fitted, which takes seconds."""
+    model, true = vllm.plan.model, summing.compute_curves
+    assert true is not None
+    roofline = fit(roofline_form(SUMMING_START), summed, model)
+    curves = fit(curves_form(SUMMING_START, roofline.hardware, summed, model, true.prefill_tile_tokens), summed, model)
+    assert best_first([roofline, curves], summed) == [curves, roofline]
+    held_out = curves.summary(summed, is_held_out=True)
+    assert held_out.median < 0.015 and held_out.most < 0.1
     found = curves.hardware.compute_curves
     assert found is not None
-    assert found.rested_prefill_share == pytest.approx(CURVES.rested_prefill_share, abs=0.1) != 1
-    assert found.warming_s == pytest.approx(CURVES.warming_s, rel=0.3)
-    assert found.repeated_context_share == pytest.approx(CURVES.repeated_context_share, abs=0.1)
-    assert found.repeated_context_bytes == pytest.approx(CURVES.repeated_context_bytes, rel=0.3)
-    assert roofline.summary(summing, is_held_out=True).median > 1.5 * held_out.median
+    assert found.rested_prefill_share == pytest.approx(true.rested_prefill_share, abs=0.1) != 1
+    assert found.warming_s == pytest.approx(true.warming_s, rel=0.3)
+    assert found.repeated_context_share == pytest.approx(true.repeated_context_share, abs=0.1)
+    assert found.repeated_context_bytes == pytest.approx(true.repeated_context_bytes, rel=0.3)
+    assert roofline.summary(summed, is_held_out=True).median > 1.5 * held_out.median
 
 
 @pytest.mark.long
-def test_the_form_and_the_tiles_of_a_machine_are_found(vllm: VirtualServer, measured: Measurements, summing: list[Point]) -> None:
-    known = points(measured)
-    best, other = fit_all(known, vllm.plan.model, START)
+def test_the_form_and_the_tiles_of_a_machine_are_found(
+    vllm: VirtualServer, measured: Measurements, summing: HardwareSpec, summed: list[Point]
+) -> None:
+    known, model, true = points(measured), vllm.plan.model, summing.compute_curves
+    best, other = fit_all(known, model, START)
     assert (best.name, other.name) == ("roofline", "curves") and other.summary(known, is_held_out=True).median < 0.03
-    best, other = fit_all(summing, vllm.plan.model, machine(memory_bytes_per_s=4.8e12))
-    assert (best.name, other.name) == ("curves", "roofline") and best.hardware.compute_curves is not None
-    assert best.hardware.compute_curves.prefill_tile_tokens == CURVES.prefill_tile_tokens == 128
+    best, other = fit_all(summed, model, SUMMING_START)
+    assert (best.name, other.name) == ("curves", "roofline")
+    found = best.hardware.compute_curves
+    assert found is not None and true is not None and found.prefill_tile_tokens == true.prefill_tile_tokens == 128
 
 
 def test_a_server_faster_than_its_machine_has_a_higher_peak(vllm: VirtualServer, measured: Measurements) -> None:
