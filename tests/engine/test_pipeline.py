@@ -222,6 +222,16 @@ def test_prefill_and_decode_engines_may_have_stages() -> None:
     assert outcome.columns["decoder"].tolist() == [1, 1, 1]
 
 
+def test_the_kv_of_a_prompt_leaves_a_pipeline_when_its_first_layer_is_computed() -> None:
+    """Two layers in a stage: 5 tokens take 1.25 s in each layer. The second prompt waits for the first stage until 2.5."""
+    links = {"interconnect_latency_s": 1.0, "interconnect_bytes_per_s": FOREVER}
+    machine = {"gpus": 2, "pipeline_parallel": 2, **links}
+    cluster = small_cluster(gpu=40, prefill=1, hardware=machine, settings={"max_batch_tokens": FIVE})
+    outcome = cluster.serve(ask("a", output=2), ask("b", output=2))
+    assert outcome.links["gpu-gpu"].intervals[:, 0].tolist() == seconds([1.25, 2.5 + 1.25])
+    assert outcome.ttft_s.tolist() == seconds([6 + 1, 8.5 + 1])
+
+
 def test_engines_of_a_cluster_have_a_pipeline_each() -> None:
     machine = {"gpus": 2, "pipeline_parallel": 2, "interconnect_latency_s": 1.0, "interconnect_bytes_per_s": FOREVER}
     cluster = small_cluster(gpu=40, routing=Sent(0, 1), hardware=machine, settings={"max_batch_tokens": FIVE})
