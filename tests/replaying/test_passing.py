@@ -77,7 +77,7 @@ WRAPPED: dict[str, Callable[[Server], Server]] = {
 
 @pytest.mark.parametrize("name", WRAPPED)
 def test_moments_of_a_real_run_have_the_same_effects_behind_another_server(name: str) -> None:
-    """As in ``test_a_preempted_request_gives_its_pages_back_and_takes_them_again``; five pages are needed while it is preempted."""
+    """As in ``test_a_preempted_request_gives_its_pages_back_and_takes_them_again``."""
     asked = [request(0, [0, 1], output_tokens=6), request(1, [10, 11, 12, 13]), request(2, [0, 1])]
     times = [[1.0, 2.0, 3.0, 4.0, 10.0, 11.0], [6.0], [21.0]]
     moments = partial(Moments, admitted_s=np.array([0.0, 5.0, 20.0]), tokens_s=[np.array(each) for each in times])
