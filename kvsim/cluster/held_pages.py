@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from typing import Final
 
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier
@@ -9,20 +10,35 @@ from kvsim.core.watch import Watch
 from kvsim.pages.extent_counts import PageCounts
 from kvsim.pages.extents import Extent
 
+NOBODY: Final[dict[int, None]] = {}
+
 
 class Holders:
-    """Which engines may hold the first page of a prompt, for the prompts that a router has been asked about.
+    """Which engines may hold the first page of a prompt.
 
-    A piece of a path that begins with that page is the first of its path, so whoever holds the page reports such a piece.
+    Every path that an engine stores belongs to a request that was sent to it, and a piece of a path that begins with its first
+    page is the first of the path: whoever holds that page has reported such a piece.
     """
 
     def __init__(self) -> None:
         self._engines: dict[int, dict[int, None]] = {}
-        """By first page. An engine stores no page of a prompt that its router has not been asked about."""
+        """By first page of a path, of all requests that have been sent to an engine."""
+
+    def expect(self, request: Request) -> None:
+        """Heed reports of the first pages of what engines may store for a request, which is being sent to one of them.
+
+        A path begins with the prompt or, if that has no full page, with an answer.
+        """
+        if request.runs:
+            self._engines.setdefault(request.runs[0][0], {})
+        if request.prompt_pages < 2:  # none of them full, or the only one may be partial
+            for answer in (request.output_runs, *request.sample_output_runs):
+                if answer:
+                    self._engines.setdefault(answer[0][0], {})
 
     def of(self, request: Request) -> Collection[int]:
         """Return the numbers of the engines that hold the first page of a prompt, and of some that no longer do or will soon."""
-        return self._engines.setdefault(request.runs[0][0], {}) if request.runs else ()
+        return self._engines.get(request.runs[0][0], NOBODY) if request.runs else NOBODY
 
     def stored(self, engine: int, start: int) -> None:
         """An engine has stored a piece that begins with this page."""

@@ -153,7 +153,7 @@ class ContinuousBatching(Schedule):
             if not (fits and cache.admit(lease, pages, now, load_pages)):
                 if lease.waits:
                     self.mover.submit(lease.waits)
-                if fits and (len(running) or cache.in_flight):
+                if fits and (len(running) or self._flight or cache.in_flight):
                     break
                 waiting.reject(job)
                 self.frontend.book.reject(request)
@@ -194,7 +194,8 @@ class ContinuousBatching(Schedule):
             self._finish(ended)
         for job, tokens in step.work.prefilling:
             if job.phase == LOST:
-                self.running.release(job)
+                if not self._is_computed(job):
+                    self.running.release(job)
             else:
                 self._book_chunk(job, tokens)
 
@@ -255,6 +256,10 @@ class ContinuousBatching(Schedule):
         """Those of whose prompts steps under way compute chunks, one after another."""
         return [job for _, batch in self._flight for job, _ in batch]
 
+    def _is_computed(self, job: Job) -> bool:
+        """Whether a step under way computes a chunk of a request's prompt."""
+        return any(computed is job for computed in self._computed)
+
     # --- failure -----------------------------------------------------------------------------------------------------
 
     def abort(self, job: Job) -> None:
@@ -276,7 +281,6 @@ class ContinuousBatching(Schedule):
 
     def drop(self, job: Job, *, is_up: bool) -> None:
         job.times.waits_again(self.env.now)
-        is_computed = is_up and any(computed is job for computed in self._computed)
-        self.running.drop(job, keeps_pages=is_computed)
+        self.running.drop(job, keeps_pages=is_up and self._is_computed(job))
         self.waiting.drop(job)
         job.phase = LOST

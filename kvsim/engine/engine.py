@@ -226,6 +226,8 @@ class Engine(Carried):
                 yield from self._end_first()
             elif not self.frontend.is_done:
                 yield self._wakeup
+        while flight and not schedule.looks_ahead:  # of requests that were aborted
+            yield from self._end_first()
 
     def _end_first(self) -> Any:
         """Wait for the end of the step that began first."""

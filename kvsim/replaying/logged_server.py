@@ -18,7 +18,13 @@ class LoggedServer(PassingServer):
         self._moved = (0, 0)
 
     def serve(self, request: Request, pages: int, now: float) -> Any:
-        lease = self.server.serve(request, pages, now)
+        return self._log_served(request, pages, self.server.serve(request, pages, now))
+
+    def begin(self, request: Request, tokens: int, in_all: int, now: float) -> Any:
+        return self._log_served(request, in_all, self.server.begin(request, tokens, in_all, now))
+
+    def _log_served(self, request: Request, pages: int, lease: Any) -> Any:
+        """Log what has come of a request, and return its lease."""
         if lease is NEVER_FITS:
             return lease
         if lease is None:
@@ -36,6 +42,12 @@ class LoggedServer(PassingServer):
         self.server.finish_request(lease)
         self._log_moves()
         self.log.add("finish", request=lease.request.index)
+
+    def preempt(self, lease: Any) -> bool:
+        is_preempted = self.server.preempt(lease)
+        if is_preempted:
+            self.log.add("release", request=lease.request.index)
+        return is_preempted
 
     def reset(self) -> None:
         self.server.reset()

@@ -95,3 +95,30 @@ class SampleServer(PassingServer):
         self._others -= 1
         for each in lease.leases:
             self.server.finish_request(each)
+
+    # --- the moments of a request with one answer; one with several has everything done at its first -------------------------
+
+    def begin(self, request: Request, tokens: int, in_all: int, now: float) -> Any:
+        if request.samples != 1:
+            return self.serve(request, in_all, now)
+        lease = self.server.begin(request, tokens, in_all, now)
+        if lease is None or lease is NEVER_FITS:
+            return lease
+        self._others += 1
+        return SampleLease(lease.hits, [lease])
+
+    def begin_chunk(self, lease: SampleLease, tokens: int) -> bool:
+        return len(lease.leases) > 1 or self.server.begin_chunk(lease.leases[0], tokens)
+
+    def end_chunk(self, lease: SampleLease, tokens: int) -> None:
+        if len(lease.leases) == 1:
+            self.server.end_chunk(lease.leases[0], tokens)
+
+    def grow(self, lease: SampleLease, pages: int, full_pages: int) -> bool:
+        return len(lease.leases) > 1 or self.server.grow(lease.leases[0], pages, full_pages)
+
+    def preempt(self, lease: SampleLease) -> bool:
+        if len(lease.leases) > 1 or not self.server.preempt(lease.leases[0]):
+            return False
+        self._others -= 1
+        return True

@@ -32,6 +32,21 @@ class PassingServer(Server):
     def finish_request(self, lease: Any) -> None:
         self.server.finish_request(lease)
 
+    def begin(self, request: Request, tokens: int, in_all: int, now: float) -> Any:
+        return self.server.begin(request, tokens, in_all, now)
+
+    def begin_chunk(self, lease: Any, tokens: int) -> bool:
+        return self.server.begin_chunk(lease, tokens)
+
+    def end_chunk(self, lease: Any, tokens: int) -> None:
+        self.server.end_chunk(lease, tokens)
+
+    def grow(self, lease: Any, pages: int, full_pages: int) -> bool:
+        return self.server.grow(lease, pages, full_pages)
+
+    def preempt(self, lease: Any) -> bool:
+        return self.server.preempt(lease)
+
     def reset(self) -> None:
         self.server.reset()
 

@@ -17,7 +17,13 @@ class SteppedServer(PassingServer):
         self._served: dict[Any, Request] = {}
 
     def serve(self, request: Request, pages: int, now: float) -> Any:
-        lease = self.server.serve(request, pages, now)
+        return self._show_served(request, self.server.serve(request, pages, now))
+
+    def begin(self, request: Request, tokens: int, in_all: int, now: float) -> Any:
+        return self._show_served(request, self.server.begin(request, tokens, in_all, now))
+
+    def _show_served(self, request: Request, lease: Any) -> Any:
+        """Show what has come of a request, and return its lease."""
         if lease is None or lease is NEVER_FITS:
             self.show(f"no room for request {request.index}")
         else:
@@ -28,3 +34,9 @@ class SteppedServer(PassingServer):
     def finish_request(self, lease: Any) -> None:
         self.server.finish_request(lease)
         self.show(f"request {self._served.pop(lease).index} has finished")
+
+    def preempt(self, lease: Any) -> bool:
+        is_preempted = self.server.preempt(lease)
+        if is_preempted:
+            self.show(f"request {self._served.pop(lease).index} is preempted")
+        return is_preempted

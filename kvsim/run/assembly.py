@@ -313,4 +313,4 @@ def _router(plan: Plan, policy: RoutingPolicy, gpus: Mapping[int, Tier], substra
             rng=rng,
         )
     )
-    return Router(policy, known)
+    return Router(policy, known, holders)

@@ -23,6 +23,6 @@ class RoutingContext:
     """Whether these engines generate answers; otherwise they pass their prompts on once they are computed."""
     holders: Callable[[Request], Collection[int]] | None = None
     """Returns the numbers of all engines that may have cached any page of a prompt, as they have reported; among them can be some
-    that have none. None if that is not known. Only for policies with ``needs_cached_pages``."""
+    that have none. To ask changes nothing. None if that is not known. Only for policies with ``needs_cached_pages``."""
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     """Seeded; the policy's only source of randomness."""

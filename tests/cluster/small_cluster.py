@@ -240,7 +240,7 @@ def router_for(policy: RoutingPolicy, engines: Sequence[SmallEngine], page_token
         holders=holders.of,
     )
     policy.bind(context)
-    return Router(policy, known)
+    return Router(policy, known, holders)
 
 
 def hand_over_for(

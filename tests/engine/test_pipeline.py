@@ -222,6 +222,16 @@ def test_prefill_and_decode_engines_may_have_stages() -> None:
     assert outcome.columns["decoder"].tolist() == [1, 1, 1]
 
 
+def test_the_kv_of_a_prompt_leaves_a_pipeline_when_its_first_layer_is_computed() -> None:
+    """Two layers in a stage: 5 tokens take 1.25 s in each layer. The second prompt waits for the first stage until 2.5."""
+    links = {"interconnect_latency_s": 1.0, "interconnect_bytes_per_s": FOREVER}
+    machine = {"gpus": 2, "pipeline_parallel": 2, **links}
+    cluster = small_cluster(gpu=40, prefill=1, hardware=machine, settings={"max_batch_tokens": FIVE})
+    outcome = cluster.serve(ask("a", output=2), ask("b", output=2))
+    assert outcome.links["gpu-gpu"].intervals[:, 0].tolist() == seconds([1.25, 2.5 + 1.25])
+    assert outcome.ttft_s.tolist() == seconds([6 + 1, 8.5 + 1])
+
+
 def test_engines_of_a_cluster_have_a_pipeline_each() -> None:
     machine = {"gpus": 2, "pipeline_parallel": 2, "interconnect_latency_s": 1.0, "interconnect_bytes_per_s": FOREVER}
     cluster = small_cluster(gpu=40, routing=Sent(0, 1), hardware=machine, settings={"max_batch_tokens": FIVE})
@@ -238,7 +248,7 @@ def test_loads_that_a_step_waits_for_whole_are_there_before_it_begins(stages: in
 
 
 def test_a_request_is_given_up_while_steps_in_flight_compute_it() -> None:
-    """At 4, the first 5 tokens of a prompt are in the second stage and 4 more in the first."""
+    """At 4, the first 5 tokens of a prompt are in the second stage, until 5, and 4 more in the first. These end at 7."""
     served = pipeline(send_s=0.0)
 
     def give_up() -> Any:
@@ -246,12 +256,50 @@ def test_a_request_is_given_up_while_steps_in_flight_compute_it() -> None:
         (job,) = served.running.admitted
         assert (job.computed, job.flying) == (0, 9)
         served.abort(job)
+        for after_s in (0.5, 1.0, 1.0):
+            assert served.gpu.pool.free + served.gpu.evictable_pages < 100
+            yield served.env.timeout(after_s)
+        yield served.env.timeout(1.0)
+        assert served.gpu.pool.free + served.gpu.evictable_pages == 100
 
     served.env.process(give_up())
     outcome = served.run(make_requests([ask("ab"), ask("c", 20)]))
     check_idle(served)
     assert outcome.ttft_s[1] == seconds(5)
     assert served.gpu.pool.free + served.gpu.evictable_pages == 100
+
+
+@given(
+    asks=asks_drawn,
+    stages=st.sampled_from([2, 3, 4]),
+    gpu=st.integers(8, 30),
+    at=st.lists(st.tuples(st.floats(0, 60), st.integers(0, 7)), min_size=1, max_size=6),
+)
+def test_requests_given_up_at_any_time_keep_their_pages_while_steps_compute_them(
+    asks: list[Ask], stages: int, gpu: int, at: list[tuple[float, int]]
+) -> None:
+    served = pipeline(stages, gpu=gpu, send_s=0.0)
+    served.is_checked = True
+    given_up: list[int] = []
+
+    def give_up(at_s: float, number: int) -> Any:
+        yield served.env.timeout(at_s)
+        if served.running.admitted:
+            job = served.running.admitted[number % len(served.running.admitted)]
+            served.abort(job)
+            given_up.append(job.request.index)
+        while served.schedule._flight:
+            computed = served.schedule._computed
+            assert all(job.lease is not None for job in computed), "a step computes what has no pages"
+            yield served.env.timeout(0.25)
+
+    for at_s, number in at:
+        served.env.process(give_up(at_s, number))
+    outcome = served.run(make_requests(sorted(asks, key=lambda one: one.at)))
+    check_idle(served)
+    ended = [index for index in range(len(asks)) if index not in given_up]
+    assert not (outcome.status[ended] != 0).any() and (outcome.e2e_s[ended] > 0).all()
+    assert served.gpu.pool.free + served.gpu.evictable_pages == gpu
 
 
 def test_a_request_that_decodes_is_given_up_while_a_step_computes_it() -> None:

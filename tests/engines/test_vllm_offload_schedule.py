@@ -285,7 +285,7 @@ def test_recorded_schedules_are_played_exactly(shared: Path, tmp_path: Path, nam
     ("command", "preset", "override", "message"),
     [
         ("replay", "vllm_offload", "rules.loop=overlap", "loop=overlap has no effect on kvsim replay"),
-        ("replay", "vllm_offload", "rules.version=0.25.1", "version=0.25.1 has no effect on kvsim replay"),
+        ("replay", "vllm_offload", "rules.version=0.25.1", "version=0.25.1 has no effect on kvsim replay of a trace"),
         ("simulate", "vllm", "rules.version=0.9", "version must be 0.33.0 or 0.25.1, not 0.9"),
         ("replay", "vllm_offload", "rules.blocks_per_chunk=2", "blocks_per_chunk=2 has no effect on kvsim replay"),
         ("simulate", "vllm", "rules.blocks_per_chunk=2", "blocks_per_chunk=2 has no effect on a run without a CPU tier"),

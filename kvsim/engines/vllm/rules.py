@@ -73,7 +73,7 @@ class VLLMRules(Rules):
         if command == "replay" and self.loop != VLLMRules.loop:
             raise IdleSetting("loop", "on kvsim replay, which has no clock", subject=f"loop={self.loop}")
         if command == "replay" and self.version != VERSIONS[0]:
-            raise IdleSetting("version", "on kvsim replay, where nothing is preempted", subject=f"version={self.version}")
+            raise IdleSetting("version", "on kvsim replay of a trace", subject=f"version={self.version}")
         for name, value, default in (
             ("blocks_per_chunk", self.blocks_per_chunk, 1),
             ("offload_prompt_only", self.offload_prompt_only, True),

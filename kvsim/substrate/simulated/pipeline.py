@@ -20,7 +20,7 @@ SENT_TENSORS = 2
 ``model_executor/models/llama.py``, ``PPProxyTensors`` in SGLang's ``srt/model_executor/forward_batch_info.py``)."""
 
 Computed = Callable[[Work, float, float], None]
-"""Is told of a step, the seconds that it takes, and when it ends."""
+"""Is told of a step, when its first layer is computed, and when it ends."""
 
 
 class StageTimes:
@@ -119,15 +119,15 @@ class Line:
     def _time(self, passing: _Passing) -> None:
         work, now = passing.work, self.env.now
         free_s = self._free_s.copy()
-        ends_s, stages_s = self._pass(passing, free_s, passing.flows)
+        ends_s, stages_s, first_s = self._pass(passing, free_s, passing.flows)
         work.stages_s, work.exchange_s = sum(stages_s) / len(stages_s), self.times.exchange_s(work)
         if passing.flows:
-            unhindered_s, _ = self._pass(passing, self._free_s.copy(), [], stages_s)
+            unhindered_s, _, _ = self._pass(passing, self._free_s.copy(), [], stages_s)
             work.stalled_s = ends_s - unhindered_s
         self._free_s = free_s
         self._timed.append((work, ends_s))
         if self._computed is not None:
-            self._computed(work, ends_s - passing.began_s, ends_s)
+            self._computed(work, first_s, ends_s)
 
         def end(_: Event) -> None:
             passing.done.succeed(1)
@@ -136,23 +136,25 @@ class Line:
 
     def _pass(
         self, passing: _Passing, free_s: list[float], flows: list[Flow], stages_s: list[float] | None = None
-    ) -> tuple[float, list[float]]:
-        """Let a step pass all stages and the host, which are free at ``free_s``; changes it. Returns its end, and the seconds
-        of each stage, which may be known already."""
+    ) -> tuple[float, list[float], float]:
+        """Let a step pass all stages and the host, which are free at ``free_s``; changes it. Returns its end, the seconds of each
+        stage, which may be known already, and when the first layer of all is computed."""
         times, work = self.times, passing.work
-        at_s, send_s, taken_s = passing.began_s, times.send_s(work), list[float]()
+        at_s, send_s, taken_s, first_s = passing.began_s, times.send_s(work), list[float](), 0.0
         for stage, layers in enumerate(times.layers):
             at_s = max(at_s + (send_s if stage else 0.0), free_s[stage])
             for flow in flows:
                 at_s = max(at_s, first_landed_s(flow, layers))
             seconds = times.stages[stage].leap_s(work, 1, at_s) if stages_s is None else stages_s[stage]
             taken_s.append(seconds)
+            if not stage:
+                first_s = at_s + seconds / layers
             at_s += seconds
             for flow in flows:
                 at_s = max(at_s, flow.ended_s + seconds / layers)
             free_s[stage] = at_s
         free_s[-1] = max(at_s, free_s[-1]) + times.host_s(work)
-        return free_s[-1], taken_s
+        return free_s[-1], taken_s, first_s
 
 
 def first_landed_s(flow: Flow, layers: int) -> float:

@@ -24,13 +24,13 @@ class Sending:
         self.token_bytes = token_bytes
         self.layers = layers
 
-    def step(self, work: Work, compute_s: float, end_s: float) -> None:
-        """Send what a step that ends at ``end_s``, after ``compute_s`` of computation, adds to prompts."""
+    def step(self, work: Work, first_s: float, end_s: float) -> None:
+        """Send what a step adds to prompts whose first layer is computed at ``first_s``, and the last one at ``end_s``."""
         for (job, tokens), (_, start) in zip(work.prefilling, work.chunks, strict=True):
             send = job.send
             if send is not None and send.is_layerwise:
-                first_s = max(self.env.now, end_s - compute_s + compute_s / self.layers)
-                self.env.timeout(first_s - self.env.now).callbacks.append(partial(self._leave, send, start + tokens, end_s))
+                leaves = self.env.timeout(max(0.0, first_s - self.env.now))
+                leaves.callbacks.append(partial(self._leave, send, start + tokens, end_s))
 
     def _leave(self, send: Send, until: int, end_s: float, _: Event | None = None) -> None:
         """Hand the KV of all tokens before ``until`` that have not been sent to the link."""

@@ -118,7 +118,7 @@ class SimulatedSubstrate:
             return self._leap(work)
         step_s = self.warm_steps.leap_s(work, 1, self.env.now)
         if self.sending is not None:
-            self.sending.step(work, step_s, self.env.now + step_s)
+            self.sending.step(work, self.env.now + step_s / self.layers, self.env.now + step_s)
         return self.env.timeout(step_s, 1)
 
     def _leap(self, work: Work) -> Event:
@@ -170,7 +170,7 @@ class SimulatedSubstrate:
                 first = flow.started_s + (flow.ended_s - flow.started_s) / self.layers
                 end = max(end, first + compute_s, flow.ended_s + compute_s / self.layers)
             if self.sending is not None:
-                self.sending.step(work, compute_s, max(end, self.env.now))
+                self.sending.step(work, end - compute_s + compute_s / self.layers, max(end, self.env.now))
             work.stalled_s = end - (began + compute_s)
             self._end_after(end - self.env.now, done, 1)
 
