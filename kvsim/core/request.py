@@ -104,10 +104,10 @@ class Request:
     def pages_with_all(self, pages: int, page_tokens: int) -> int:
         """Return the pages that all samples need if each takes ``pages``: they share those of the prompt in ``runs``.
 
-        If these include the prompt's last token, one page more is taken while a sample computes that token again.
+        If these include the last token whose KV others can find, one page more is taken while a sample computes that token again.
         """
         shared, samples = self.prompt_pages, max(self.samples, 1)
-        return shared + samples * (pages - shared) + (samples > 1 and shared * page_tokens >= self.prompt_tokens)
+        return shared + samples * (pages - shared) + (samples > 1 and shared * page_tokens >= self.prompt_tokens - self.bigram)
 
     def pages_outside_images(self, pages: int, page_tokens: int) -> int:
         """Return the most pages, up to ``pages``, after which no image is incomplete."""

@@ -79,6 +79,14 @@ def test_a_request_whose_samples_do_not_fit_together_is_rejected() -> None:
         assert again.status.tolist() == [status, FINISHED]
 
 
+def test_a_sample_of_pairs_of_tokens_computes_the_last_pair_again() -> None:
+    """17 tokens are 16 pairs, in four pages: the second sample needs a fifth while it computes the last pair, for its token."""
+    request = replace(make_requests([ask("abcd")])[0], samples=2, bigram=True)
+    assert (request.prompt_tokens, request.prompt_pages) == (17, 4)
+    assert request.pages_with_all(4, 4) == 5
+    assert replace(request, bigram=False).pages_with_all(4, 4) == 4
+
+
 def test_samples_count_as_one_use_of_the_prompt() -> None:
     engine = small_engine(gpu=30)
     serve(engine, ask(A, output=5), ask(A, 100, output=5), samples={0: 4, 1: 3})
