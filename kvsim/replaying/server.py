@@ -44,6 +44,9 @@ class PassingServer(Server):
     def grow(self, lease: Any, pages: int, full_pages: int) -> bool:
         return self.server.grow(lease, pages, full_pages)
 
+    def step_tokens(self, tokens: int, *, is_answer: bool) -> int:
+        return self.server.step_tokens(tokens, is_answer=is_answer)
+
     def preempt(self, lease: Any) -> bool:
         return self.server.preempt(lease)
 

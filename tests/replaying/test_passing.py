@@ -23,8 +23,8 @@ from tests.replaying.test_preempted import engine, request
 
 ANSWERS: dict[str, Any] = {
     "serve": "a lease", "finish_request": None, "begin": "another lease", "begin_chunk": False, "end_chunk": None, "grow": False,
-    "preempt": True, "reset": None, "prefetched": {"prefetches": 3}, "verify": None, "describe_checkpoints": {"states": 2},
-    "pages_known": {1: 5}, "held_pages": (7, 6), "held_extents": [(8, 9)],
+    "step_tokens": 16, "preempt": True, "reset": None, "prefetched": {"prefetches": 3}, "verify": None,
+    "describe_checkpoints": {"states": 2}, "pages_known": {1: 5}, "held_pages": (7, 6), "held_extents": [(8, 9)],
 }  # fmt: skip
 """What each public method returns that is asked: nothing that a server returns by default."""
 METHODS = [name for name, _ in inspect.getmembers(Server, callable) if not name.startswith("_")]
@@ -35,8 +35,8 @@ def told_server() -> tuple[Any, list[tuple[Any, ...]]]:
     calls: list[tuple[Any, ...]] = []
 
     def answer(name: str) -> Callable[..., Any]:
-        def method(self: Any, *given: Any) -> Any:
-            calls.append((name, *given))
+        def method(self: Any, *given: Any, **named: Any) -> Any:
+            calls.append((name, *given, *named.values()))
             return ANSWERS[name]
 
         return method
@@ -52,16 +52,17 @@ def test_every_public_method_is_passed_on(name: str) -> None:
     passing = PassingServer(told)
     one = request(0, [0, 1])
     given = {"request": one, "pages": 3, "now": 1.5, "lease": "a lease", "tokens": 9, "in_all": 4, "full_pages": 2, "name": "cpu"}
-    arguments = [given[each] for each in list(inspect.signature(getattr(Server, name)).parameters)[1:]]
-    assert getattr(passing, name)(*arguments) == ANSWERS[name]
-    assert calls == [(name, *arguments)]
+    named = {"is_answer": True} if name == "step_tokens" else {}
+    arguments = [given[each] for each in list(inspect.signature(getattr(Server, name)).parameters)[1:] if each not in named]
+    assert getattr(passing, name)(*arguments, **named) == ANSWERS[name]
+    assert calls == [(name, *arguments, *named.values())]
 
 
 def test_what_is_no_method_is_that_of_the_other_server() -> None:
     told, _ = told_server()
     passing = PassingServer(told)
     names = [name for name, _ in inspect.getmembers(Server) if not name.startswith("_") and name not in METHODS]
-    assert {*names, *Server.__annotations__} == {"tree", "counts", "counts_last_admission"}
+    assert {*names, *Server.__annotations__} - {"tiers", "page_tokens"} == {"tree", "counts", "counts_last_admission"}
     for name in (*names, "counts", "tiers", "page_tokens"):
         assert getattr(passing, name) is getattr(told, name), name
 
