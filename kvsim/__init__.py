@@ -1,7 +1,7 @@
 """Test KV cache policies for LLM servers on real traces: in simulated time, without a clock, or on real hardware.
 
-``load_trace``, ``replay``, ``simulate``, ``curve``, ``sweep``, ``saturate``, ``plan``, ``validate`` and ``report`` do from Python
-what the commands do; ``trace_from_tokens`` makes a trace of prompts in memory.
+``load_trace``, ``replay``, ``simulate``, ``curve``, ``sweep``, ``leaderboard``, ``saturate``, ``plan``, ``validate`` and
+``report`` do from Python what the commands do; ``trace_from_tokens`` makes a trace of prompts in memory.
 """
 
 import sys
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvsim.api import (
         Curve,
+        Leaderboard,
         Purchase,
         Report,
         Result,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         Trace,
         Validation,
         curve,
+        leaderboard,
         load_trace,
         plan,
         replay,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Curve",
+    "Leaderboard",
     "Purchase",
     "Report",
     "Result",
@@ -40,6 +43,7 @@ __all__ = [
     "Trace",
     "Validation",
     "curve",
+    "leaderboard",
     "load_trace",
     "plan",
     "replay",

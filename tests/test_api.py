@@ -32,8 +32,8 @@ def trace() -> Trace:
 
 def test_public_names() -> None:
     assert sorted(kvsim.__all__) == [
-        "Curve", "Purchase", "Report", "Result", "Saturation", "Sweep", "Trace", "Validation", "curve", "load_trace", "plan",
-        "replay", "report", "saturate", "simulate", "sweep", "trace_from_tokens", "validate",
+        "Curve", "Leaderboard", "Purchase", "Report", "Result", "Saturation", "Sweep", "Trace", "Validation", "curve",
+        "leaderboard", "load_trace", "plan", "replay", "report", "saturate", "simulate", "sweep", "trace_from_tokens", "validate",
     ]  # fmt: skip
     assert dir(kvsim) == sorted([*kvsim.__all__, "__version__"])
     assert all(hasattr(kvsim, name) for name in kvsim.__all__)

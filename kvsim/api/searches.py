@@ -1,6 +1,7 @@
 """Search for a rate or a purchase, compare with real runs, and put runs side by side."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from tempfile import mkdtemp
@@ -24,10 +25,13 @@ from kvsim.run.validating_server import asked_of, expanded, is_against_server, r
 from kvsim.settings.configuration import check_overrides, config_loader, quoted
 from kvsim.settings.unused_settings import keys_of
 from kvsim.sweeps.composition import Compositions
+from kvsim.sweeps.contestants import Asked, LeaderboardSettings
+from kvsim.sweeps.from_python import refuse_without_guard
+from kvsim.sweeps.leaderboard import play_leaderboard
 from kvsim.sweeps.purchasing import Question, purchase
 from kvsim.sweeps.reporting import Report
 from kvsim.sweeps.saturating import saturate as saturated
-from kvsim.sweeps.search_results import Purchase, Saturation, Validation
+from kvsim.sweeps.search_results import Leaderboard, Purchase, Saturation, Validation
 from kvsim.sweeps.sweep_result import Sweep, SweepRun
 from kvsim.trace.base import Trace
 from kvsim.trace.memory import as_it_is, source_of
@@ -114,6 +118,72 @@ def plan(
 
 def _with_prices(arguments: Arguments, prices: str | Path) -> Arguments:
     return arguments._replace(overrides=[f"plan.prices={readable(str(prices))}", *arguments.overrides])
+
+
+def leaderboard(
+    traces: Trace | str | Path | Mapping[str, Trace],
+    *overrides: Overrides,
+    family: str = "eviction",
+    policies: Sequence[str] | None = None,
+    capacities: Sequence[int | str] | None = None,
+    measure: str | None = None,
+    workers: int = 1,
+    output: str | Path | None = None,
+    advance: Callable[[int], None] | None = None,
+    **settings: Any,
+) -> Leaderboard:
+    """Rank the policies of a family by runs: ``kvsim leaderboard``.
+
+    ``traces`` is a trace, a file, or several traces by name. ``policies`` play, given by name with optional settings, such as
+    ``"slru protected_hits=3"``; None: all of the family. ``capacities`` are numbers of pages or strings such as
+    ``"40GiB"``; None: shares of each trace's unique pages. ``measure`` is ``hit_rate`` or ``ttft_s``; None: that of the family.
+    ``overrides`` and ``settings`` are as for ``replay``; a policy that they choose, ``eviction="mine"``, plays with its settings.
+    ``workers`` is as for ``sweep``, ``output`` as for ``saturate``. ``advance`` is called with the number of finished runs.
+    Raises UsageError.
+    """
+    refuse_without_guard()
+    given = arguments_of(overrides, settings)
+    if given.objects:
+        raise UsageError(f"{next(iter(given.objects))}: kvsim.leaderboard takes policies by name: see kvsim new")
+    named, given = _named_traces(traces, given)
+    asked = Asked(
+        settings=_leaderboard_settings(family, policies, capacities, measure, workers),
+        overrides=given.overrides,
+        command_line=None,
+        traces=named,
+    )
+    with folder_for("leaderboard", output is None) as temporary:
+        folder = Path(str(output)) if temporary is None else temporary
+        record = play_leaderboard(asked, folder, lambda runs: nullcontext(advance))
+    return Leaderboard(record, folder, is_temporary=temporary is not None)
+
+
+def _leaderboard_settings(
+    family: str, policies: Sequence[str] | None, capacities: Sequence[int | str] | None, measure: str | None, workers: int
+) -> LeaderboardSettings:
+    try:
+        return LeaderboardSettings(
+            family=family,
+            policies=None if policies is None else list(policies),
+            capacities=None if capacities is None else list(capacities),
+            measure=measure,
+            workers=workers,
+        )
+    except ValueError as error:
+        raise UsageError(f"kvsim.leaderboard: {error}") from error
+
+
+def _named_traces(
+    traces: Trace | str | Path | Mapping[str, Trace], given: Arguments
+) -> tuple[list[tuple[str, Trace]], Arguments]:
+    """Return the traces with their names, and the arguments that are left. Raises UsageError."""
+    if isinstance(traces, Mapping):
+        for name, trace in traces.items():
+            if not isinstance(trace, Trace):
+                raise UsageError(f"kvsim.leaderboard: {name} is no trace: load it with kvsim.load_trace")
+        return [(name, as_it_is(trace)) for name, trace in traces.items()], given
+    trace, given = loaded(traces, given)
+    return [(trace.name, trace)], given
 
 
 def validate(

@@ -6,6 +6,7 @@ COMMANDS = {
     "saturate": "find the highest rate of requests that meets objectives for latency",
     "plan": "find the cheapest configuration that meets objectives for latency, by your prices, and the flags to start it",
     "curve": "plot hit rate against capacity: LRU exactly and in one pass, other policies by replay",
+    "leaderboard": "rank the policies of a family, yours among them, on traces and capacities, with noise, bounds and costs",
     "calibrate": "measure this machine or a server and write conf/hardware/NAME.yaml",
     "validate": "compare a simulated run with the same run on this machine's GPU, or with server=URL on vLLM or SGLang",
     "shadow": "watch running vLLM or SGLang servers: what other caches would find in the same requests",
@@ -30,6 +31,8 @@ OTHER_NAMES = {
     "mrc": "kvsim curve",
     "search": "kvsim saturate for the highest rate, or kvsim simulate -m hydra/sweeper=optuna",
     "optimize": "kvsim simulate -m hydra/sweeper=optuna",
+    "rank": "kvsim leaderboard",
+    "ranking": "kvsim leaderboard",
     "price": "kvsim plan prices=FILE",
     "cost": "kvsim plan prices=FILE",
     "bench": "kvsim simulate, or kvsim validate server=URL for a running server",
@@ -52,7 +55,7 @@ OTHER_NAMES = {
 
 def usage() -> str:
     """The help of ``kvsim`` itself: its commands and flags."""
-    commands = [f"  {name:<10} {purpose}" for name, purpose in COMMANDS.items()]
+    commands = [f"  {name:<11} {purpose}" for name, purpose in COMMANDS.items()]
     return "\n".join(
         [
             "usage: kvsim COMMAND ...",

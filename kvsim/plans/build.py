@@ -239,6 +239,7 @@ def resolve(cfg: DictConfig) -> Config:
         "replay",
         "disk",
         "curve",
+        "leaderboard",
         "saturate",
         "plan",
         "slo",

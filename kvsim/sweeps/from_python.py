@@ -81,6 +81,8 @@ class SweepPlan:
     jobs: list[Settings] = field(default_factory=list)
     planned: Planned[Settings] = field(default_factory=lambda: Planned(jobs=[]))
     """What was found when the jobs were planned."""
+    line: str | None = None
+    """The command that makes these runs, if it is no sweep's own."""
 
     def __post_init__(self) -> None:
         for number, values in enumerate(itertools.product(*self.settings.values())):
@@ -111,7 +113,7 @@ class SweepPlan:
         """Return the content of ``sweep.json``."""
         swept = [f"{key}={','.join(map(_text, values))}" for key, values in self.settings.items()]
         words = ["kvsim", self.command, "-m", *composed(self.trace, self.fixed), *swept]
-        line = shlex.join(words) if source_of(self.trace) is None else None
+        line = self.line or (shlex.join(words) if source_of(self.trace) is None else None)
         record = {"command": self.command, "command_line": line, "swept": list(self.settings)}
         return record | ({"notes": self.planned.notes} if self.planned.notes else {})
 

@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsim.report import plan_page, saturation_page
+from kvsim.report import leaderboard, plan_page, saturation_page
 from kvsim.report.figure import Picture
 from kvsim.report.notebook import html_table
 from kvsim.report.summary import Table
@@ -168,3 +168,25 @@ class Validation(SearchResult):
 
     def _pictures(self) -> list[Picture]:
         return self._presentation.pictures(self.record)
+
+
+class Leaderboard(SearchResult):
+    """The policies of a family, ranked.
+
+    ``record`` is the content of ``leaderboard.json``. Its fields are attributes, such as ``best`` (the policy to take),
+    ``baseline`` and ``standings`` (a mapping for each policy).
+    """
+
+    @property
+    def table(self) -> Any:
+        """A table with a row for each run and the columns of ``leaderboard.csv``: a DataFrame or an array."""
+        return self._csv()
+
+    def _line(self) -> str:
+        return f"{self.record['best']}: {self.record['verdict']}"
+
+    def _tables(self) -> list[Table]:
+        return [leaderboard.order(self.record)]
+
+    def _pictures(self) -> list[Picture]:
+        return [leaderboard.picture(self.record)]

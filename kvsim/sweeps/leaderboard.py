@@ -1,0 +1,155 @@
+"""``kvsim leaderboard``: the policies of a family, ranked by runs on every trace with every capacity of the GPU tier.
+
+The runs on a trace are a sweep, in a folder of their own; the command and the Python API call this.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from kvsim.files.locking import Lock
+from kvsim.plans.arguments import Arguments
+from kvsim.report.leaderboard import write_leaderboard
+from kvsim.results.fields import SCHEMA
+from kvsim.results.result import RunRecord, installed_versions, plain
+from kvsim.results.runs import Run, read_runs
+from kvsim.run.execute import Watch, unwatched
+from kvsim.sweeps.contestants import CAPACITY, Asked, Entry, Ground, baseline_of, entries, grounds
+from kvsim.sweeps.from_python import Settings, SweepPlan, run_sweep
+from kvsim.sweeps.measures import MEASURES, Columns, counted
+from kvsim.sweeps.standings import Cell, as_record, noise_of, standings, verdict
+
+Played = dict[tuple[str, str], Run]
+"""The runs on a trace, by policy and capacity."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """All runs on a trace."""
+
+    ground: Ground
+    playing: Sequence[Entry]
+    plan: SweepPlan
+
+
+def play_leaderboard(asked: Asked, folder: Path, watch: Watch = unwatched) -> RunRecord:
+    """Play all, write the folder, and return the content of ``leaderboard.json``.
+
+    ``watch`` takes the number of runs. A run that is in the folder already is not played again. Raises UsageError, before any run
+    for whatever can be checked then.
+    """
+    baseline = baseline_of(asked)
+    playing = entries(asked, baseline)
+    if asked.bound:
+        playing.append(Entry(asked.bound, [f"{asked.settings.family}={asked.bound}"]))
+    matches = [Match(ground=ground, playing=playing, plan=_sweep(asked, ground, playing)) for ground in grounds(asked)]
+    for match in matches:
+        match.plan.check()
+    with Lock(folder):
+        with watch(sum(len(match.plan.jobs) for match in matches)) as advance:
+            cells = _played(asked, matches, baseline, folder, advance)
+        record = _record(asked, cells, baseline, matches)
+        write_leaderboard(folder, record)
+    return record
+
+
+def _sweep(asked: Asked, ground: Ground, playing: Sequence[Entry]) -> SweepPlan:
+    plan = SweepPlan(
+        command=asked.command,
+        trace=ground.trace,
+        settings={asked.settings.family: [entry.name for entry in playing], CAPACITY: list(ground.capacities)},
+        fixed=Arguments(ground.fixed, {}),
+        line=asked.command_line,
+    )
+    cells = [(entry, capacity) for entry in playing for capacity in ground.capacities]
+    plan.jobs = [
+        Settings(number=number, overrides=[*ground.fixed, *entry.lines, f"{CAPACITY}={capacity}"], objects={})
+        for number, (entry, capacity) in enumerate(cells)
+    ]
+    return plan
+
+
+def _played(
+    asked: Asked, matches: Sequence[Match], baseline: str, folder: Path, advance: Callable[[int], None] | None
+) -> list[Cell]:
+    """Play all and return what came out."""
+    cells: list[Cell] = []
+    done = 0
+    for number, match in enumerate(matches, start=1):
+        place = folder / str(number)
+        with Lock(place):
+            run_sweep(match.plan, place, asked.settings.workers, partial(_advance, advance, done))
+            cells += _cells(asked, match, baseline, _runs(place, match), place.name)
+        done += len(match.plan.jobs)
+    return cells
+
+
+def _advance(advance: Callable[[int], None] | None, before: int, ended: int) -> None:
+    if advance is not None:
+        advance(before + ended)
+
+
+def _runs(place: Path, match: Match) -> Played:
+    """Read the runs of a trace. A setting that has no effect on a policy has been left out of its jobs."""
+    runs = {run.name: run for run in read_runs([place], damaged_fail=True)}
+    found = {}
+    for job in match.plan.jobs:
+        entry = max((one for one in match.playing if set(one.lines) <= set(job.overrides)), key=lambda one: len(one.lines))
+        capacity = next(one for one in match.ground.capacities if f"{CAPACITY}={one}" in job.overrides)
+        found[entry.name, capacity] = runs[str(job.number)]
+    return found
+
+
+def _cells(asked: Asked, match: Match, baseline: str, played: Played, group: str) -> list[Cell]:
+    """Return what came out on a trace."""
+    found = []
+    for capacity in match.ground.capacities:
+        base = played[baseline, capacity]
+        columns = counted(base)
+        rows = [_cell(asked, played[one.name, capacity], base, columns, group) for one in match.playing]
+        named = [
+            replace(row, policy=one.name, trace=match.ground.name, capacity=capacity)
+            for one, row in zip(match.playing, rows, strict=True)
+        ]
+        most = next((row.gain for row in named if row.policy == asked.bound), None)
+        found += [replace(row, headroom=row.gain / most) if most and row.gain is not None else row for row in named]
+    return found
+
+
+def _cell(asked: Asked, run: Run, base: Run, columns: Columns | None, group: str) -> Cell:
+    """Return how a run compares with the baseline's, whose requests have these columns; its place is not yet known."""
+    own, measure = counted(run), MEASURES[asked.measure]
+    if run.result is None or own is None:
+        return Cell(reason=run.error or "it failed")
+    wall_s = run.result["wall_s"]
+    cell = Cell(value=measure.value(own), us_per_request=1e6 * wall_s / max(1, len(own["request"])), folder=f"{group}/{run.name}")
+    if base.result is None or columns is None:
+        return replace(cell, reason=f"the baseline failed: {base.error}")
+    gain = measure.gain(own, columns)
+    return replace(cell, gain=gain.value, noise=noise_of(gain), cost=wall_s / max(base.result["wall_s"], 1e-9))
+
+
+def _record(asked: Asked, cells: Sequence[Cell], baseline: str, matches: Sequence[Match]) -> RunRecord:
+    """Return the content of ``leaderboard.json``."""
+    places = standings(cell for cell in cells if cell.policy != asked.bound)
+    best, why = verdict(places, baseline)
+    record = {
+        "schema": SCHEMA,
+        "command": "leaderboard",
+        "command_line": asked.command_line,
+        "status": "complete",
+        "versions": installed_versions(),
+        "family": asked.settings.family,
+        "measure": asked.measure,
+        "runs": asked.command,
+        "baseline": baseline,
+        "bound": asked.bound,
+        "best": best,
+        "verdict": why,
+        "traces": [match.ground.record() for match in matches],
+        "standings": as_record(places),
+        "cells": as_record(cells),
+        "notes": [note for match in matches for note in match.plan.planned.notes],
+    }
+    return {name: plain(value) for name, value in record.items()}

@@ -1,0 +1,53 @@
+"""What a leaderboard compares, request by request."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from kvsim.results.records import read_requests
+from kvsim.results.runs import Run
+from kvsim.sweeps.paired import Difference, Numbers, difference
+
+Columns = dict[str, np.ndarray]
+"""Of the requests of a run, by name."""
+
+
+class Measure(NamedTuple):
+    """A sum over requests per unit of weight, of which more (1) or less (-1) is better."""
+
+    better: int
+    of: Callable[[Columns], Numbers]
+    weights: Callable[[Columns], Numbers]
+
+    def value(self, columns: Columns) -> float:
+        """Return the measure of a run; its requests without one, such as the time of one that was rejected, do not count."""
+        values, weights = self.of(columns), self.weights(columns)
+        known = np.isfinite(values)
+        return float(values[known].sum() / weights[known].sum())
+
+    def gain(self, own: Columns, base: Columns) -> Difference:
+        """Compare the requests that both runs have served. Above 0 is better, whichever way the measure is."""
+        ours, theirs, weights = self.of(own), self.of(base), self.weights(base)
+        known = np.isfinite(ours) & np.isfinite(theirs)
+        found = difference(ours[known], theirs[known], weights[known])
+        return found._replace(value=self.better * found.value)
+
+
+def _hits(requests: Columns) -> Numbers:
+    return sum((requests[name] for name in requests if name.startswith("hit_tokens_")), np.zeros(len(requests["request"])))
+
+
+MEASURES = {
+    "hit_rate": Measure(1, _hits, lambda requests: requests["prompt_tokens"].astype(float)),
+    "ttft_s": Measure(-1, lambda requests: requests["ttft_s"], lambda requests: np.ones(len(requests["request"]))),
+}
+
+
+def counted(run: Run) -> Columns | None:
+    """Read the columns of a run's requests after the warm-up; None if it failed. Raises Damaged."""
+    if run.result is None:
+        return None
+    columns = read_requests(run.folder, run.result)
+    is_counted = columns["request"] >= run.result["warmup_requests"]
+    return {name: column[is_counted] for name, column in columns.items()}

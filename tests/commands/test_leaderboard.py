@@ -1,0 +1,155 @@
+"""``kvsim leaderboard``: who plays, on what, and that its numbers are those of the runs."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvsim
+from kvsim.cli import main
+from kvsim.errors import UsageError
+
+SMALL = ["trace=synthetic", "trace.sessions=30"]
+FOUR = "leaderboard.policies=[fifo,mru]"
+
+
+def board(folder: Path, *words: str) -> dict[str, Any]:
+    assert main(["leaderboard", *SMALL, *words, f"output={folder}"]) == 0
+    found: dict[str, Any] = json.loads((folder / "leaderboard.json").read_text())
+    return found
+
+
+def value(record: dict[str, Any], policy: str, capacity: str) -> float:
+    return next(float(cell["value"]) for cell in record["cells"] if (cell["policy"], cell["capacity"]) == (policy, capacity))
+
+
+def test_its_numbers_are_those_of_replays(tmp_path: Path) -> None:
+    record = board(tmp_path, FOUR, "leaderboard.capacities=[5000,9000]")
+    trace = kvsim.load_trace("synthetic", sessions=30)
+    for policy in ("lru", "fifo", "mru", "belady"):
+        alone = kvsim.replay(trace, "tiers.gpu.capacity=5000pages", eviction=policy)
+        assert value(record, policy, "5000pages") == pytest.approx(alone.hit_rate, abs=1e-12)
+    (fifo,) = [one for one in record["standings"] if one["policy"] == "fifo"]
+    gains = [value(record, "fifo", size) - value(record, "lru", size) for size in ("5000pages", "9000pages")]
+    assert fifo["gain"] == pytest.approx(sum(gains) / 2)
+    assert fifo["worst"] == pytest.approx(min(gains))
+    room = [value(record, "belady", size) - value(record, "lru", size) for size in ("5000pages", "9000pages")]
+    assert fifo["headroom"] == pytest.approx(sum(gain / most for gain, most in zip(gains, room, strict=True)) / 2)
+
+
+def test_files_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = board(tmp_path, FOUR, "leaderboard.capacities=5000")
+    assert [one["policy"] for one in record["standings"]].count("lru") == 1
+    assert "belady" not in [one["policy"] for one in record["standings"]], "a bound takes no place"
+    rows = list(csv.DictReader((tmp_path / "leaderboard.csv").read_text().splitlines()))
+    assert {row["policy"] for row in rows} == {"lru", "fifo", "mru", "belady"}
+    assert all((tmp_path / row["folder"] / "result.json").exists() for row in rows)
+    page = (tmp_path / "leaderboard.html").read_text()
+    assert 'src="1/plotly.min.js"' in page
+    assert (tmp_path / "1" / "plotly.min.js").exists()
+    assert record["verdict"] in capsys.readouterr().out
+
+
+def test_the_users_policy_joins_with_its_settings(tmp_path: Path) -> None:
+    record = board(tmp_path, FOUR, "eviction=slru", "eviction.protected_hits=3", "leaderboard.capacities=[5000]")
+    assert {one["policy"] for one in record["standings"]} == {"lru", "slru protected_hits=3", "fifo", "mru"}
+
+
+def test_all_policies_play_by_default_and_those_that_cannot_are_last(tmp_path: Path) -> None:
+    record = board(tmp_path, "leaderboard.capacities=[5000]")
+    names = [one["policy"] for one in record["standings"]]
+    assert {"lru", "mq", "arc", "s3_fifo", "priority"} <= set(names)
+    missing = [one for one in record["standings"] if one["missing"]]
+    assert "priority" in [one["policy"] for one in missing], "the trace has no priorities"
+    assert all(one["reason"] for one in missing)
+    assert names[-len(missing) :] == [one["policy"] for one in missing]
+
+
+def test_several_traces(tmp_path: Path) -> None:
+    words = ["leaderboard.traces=[synthetic sessions=20,synthetic sessions=25 page_tokens=64]", "leaderboard.policies=[fifo]"]
+    assert main(["leaderboard", *words, f"output={tmp_path}"]) == 2, "unquoted words"
+    words[0] = 'leaderboard.traces=["synthetic sessions=20","synthetic sessions=25 page_tokens=64"]'
+    assert main(["leaderboard", *words, f"output={tmp_path}"]) == 0
+    record = json.loads((tmp_path / "leaderboard.json").read_text())
+    assert [trace["page_tokens"] for trace in record["traces"]] == [16, 64]
+    assert all(1 <= len(trace["capacities"]) <= 4 for trace in record["traces"])
+    assert len(record["cells"]) == 3 * sum(len(trace["capacities"]) for trace in record["traces"])
+
+
+def test_a_second_time_nothing_is_played_again(tmp_path: Path) -> None:
+    board(tmp_path, FOUR, "leaderboard.capacities=[5000]")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("1/*/result.json")}
+    board(tmp_path, FOUR, "leaderboard.capacities=[5000]")
+    assert len(before) == 4
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.glob("1/*/result.json")}
+
+
+def test_routing_is_ranked_by_times(tmp_path: Path) -> None:
+    words = ["leaderboard.family=routing", "leaderboard.policies=[random]", "cluster.engines=2", "leaderboard.capacities=[20000]"]
+    record = board(tmp_path, *words)
+    assert (record["measure"], record["runs"], record["baseline"], record["bound"]) == ("ttft_s", "simulate", "round_robin", None)
+    trace = kvsim.load_trace("synthetic", sessions=30)
+    alone = {
+        name: kvsim.simulate(trace, "cluster.engines=2", "tiers.gpu.capacity=20000pages", routing=name).record["ttft_s"]["mean"]
+        for name in ("random", "round_robin")
+    }
+    (random,) = [one for one in record["standings"] if one["policy"] == "random"]
+    assert random["gain"] == pytest.approx(alone["round_robin"] - alone["random"]), "sooner is better"
+
+
+def test_any_family_may_be_ranked_by_times(tmp_path: Path) -> None:
+    record = board(tmp_path, "leaderboard.measure=ttft_s", "leaderboard.policies=[fifo]", "leaderboard.capacities=[20000]")
+    assert (record["runs"], record["bound"]) == ("simulate", None)
+    assert value(record, "fifo", "20000pages") > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["leaderboard.policies=[lfuu]"], "there is no eviction policy 'lfuu'"),
+        (["leaderboard.policies=[]"], "policies is empty"),
+        (["leaderboard.family=evict"], "there is no 'evict'"),
+        (["leaderboard.measure=speed"], "there is no 'speed'"),
+        (["leaderboard.workers=0"], "workers"),
+        (["eviction.protected_hits=3"], "eviction.protected_hits"),
+        (["leaderboard.traces=[synthetic]"], "leaderboard.traces says which traces play"),
+        (["tiers.gpu.capacity=5000pages", "leaderboard.capacities=[5000]"], "says which capacities play"),
+        (["timeline=true"], "timeline has no effect on kvsim leaderboard"),
+        (["-m", "seed=1,2"], "leave out -m"),
+        (["curve.fraction=0.5"], "has no effect"),
+    ],
+)
+def test_mistakes_get_one_line_before_anything_is_played(
+    words: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["leaderboard", *SMALL, *words, f"output={tmp_path / 'board'}"]) == 2
+    error = capsys.readouterr().err
+    assert line in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "board").exists()
+
+
+def test_from_python() -> None:
+    traces = {"few": kvsim.load_trace("synthetic", sessions=20), "more": kvsim.load_trace("synthetic", sessions=30)}
+    done: list[int] = []
+    found = kvsim.leaderboard(traces, policies=["fifo"], capacities=[5000], advance=done.append)
+    assert [trace["name"] for trace in found.traces] == ["few", "more"]
+    assert found.best in ("lru", "fifo")
+    assert len(found.table) == 6
+    assert done[-1] == 6
+    assert "lru" in repr(found)
+    assert found.plot().data[0].type == "heatmap"
+
+
+def test_python_refuses_policies_as_objects() -> None:
+    from kvsim.policies.eviction.fifo import FIFO
+
+    trace = kvsim.load_trace("synthetic", sessions=5)
+    with pytest.raises(UsageError, match="takes policies by name"):
+        kvsim.leaderboard(trace, eviction=FIFO())
+    with pytest.raises(UsageError, match="say which policy, eviction=NAME"):
+        kvsim.leaderboard(trace, "eviction.protected_hits=3")
+    with pytest.raises(UsageError, match=r"kvsim\.leaderboard: family: there is no 'cache'"):
+        kvsim.leaderboard(trace, family="cache")
