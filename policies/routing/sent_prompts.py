@@ -6,7 +6,7 @@ from math import inf
 from typing import Final
 
 from kvsim.pages.extent_counts import PageCounts
-from kvsim.pages.extents import Extent, count_pages, drop_last_pages
+from kvsim.pages.extents import Extent, count_pages, drop_last_pages, last_pages
 
 NOBODY: Final[dict[int, int]] = {}
 
@@ -68,6 +68,25 @@ class SentPrompts:
         if most is not None:
             while believed.counts.pages > most:
                 self._shorten(engine, believed.counts.pages - most)
+
+    def victims(self, engine: int, pages: int) -> list[tuple[int, tuple[Extent, ...]]]:
+        """Return what would be forgotten to make room for ``pages`` pages more, as (pages before it in its prompt, its pages)."""
+        most, believed = self._max_pages[engine], self._believed[engine]
+        missing = 0 if most is None else believed.counts.pages + pages - most
+        found: list[tuple[int, tuple[Extent, ...]]] = []
+        passed: list[tuple[int, tuple[float, tuple[Extent, ...]]]] = []
+        while missing > 0 and believed.prompts:
+            last, entry = believed.prompts.popitem(last=False)
+            passed.append((last, entry))
+            gone = min(missing, believed.counts.remove(entry[1]))
+            if gone:
+                found.append((count_pages(entry[1]) - gone, last_pages(entry[1], gone)))
+                missing -= gone
+        for last, entry in reversed(passed):
+            believed.counts.add(entry[1])
+            believed.prompts[last] = entry
+            believed.prompts.move_to_end(last, last=False)
+        return found
 
     def forget(self, engine: int) -> None:
         """Forget all prompts of an engine."""

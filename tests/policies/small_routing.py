@@ -47,6 +47,8 @@ def router(
 ) -> SmallRouter:
     """A router before engines that are all up and empty; ``known`` is what else policies may know. The clock stands still.
 
+    They compute a token of a prompt in a second, and one of an answer in half a second.
+
     With ``lower``, each has a CPU tier and a disk of its own. ``capacity`` is that of a GPU tier, in pages.
     """
     numbers = range(engines)
@@ -55,6 +57,8 @@ def router(
             engines=numbers,
             capacities=[capacity] * engines,
             page_tokens=PAGE_TOKENS,
+            prefill_s=lambda start, tokens: float(tokens - start),
+            decode_step_s=0.5,
             rng=np.random.default_rng(seed),
             **known,
         )
