@@ -57,6 +57,18 @@ class SchedulingPolicy:
         """
         return 0.0
 
+    def on_admitted(self, waiting: Waiting, tokens: int) -> None:
+        """Called when a request has been admitted: ``tokens`` tokens are neither cached nor loaded, and are to be computed.
+
+        These are tokens of its prompt and, after a retraction, of its answer so far.
+        """
+
+    def on_generated(self, waiting: Waiting, tokens: int) -> None:
+        """Called when a request has generated ``tokens`` tokens since the last call.
+
+        That is before each round of admission while others wait, and when it ends, waits again or is given up.
+        """
+
     def without_effect(self) -> Sequence[str]:
         """Return the names of settings that have no effect because of the others: an error if the user gives one."""
         return ()
