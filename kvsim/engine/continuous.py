@@ -139,6 +139,8 @@ class ContinuousBatching(Schedule):
         queue.begin_round(now)
         while queue and not self.is_draining and running.takes_more(self.max_running_requests):
             job = queue.first()
+            if job is None:
+                break
             request = job.request
             if job.prefetch is not None and job.prefetch.is_under_way:
                 self.mover.cancel(job.prefetch.fetch)
@@ -212,6 +214,7 @@ class ContinuousBatching(Schedule):
             return
         self.running.admitted.remove(job)
         self.mover.submit(self.cache.insert(lease, self.env.now))
+        self.queue.computed(job)
         if not job.is_prefilled:
             self._book_prompt(job)
         job.generated += 1

@@ -317,6 +317,7 @@ class RunningRequests:
         else:
             self.admitted.remove(job)
         self.queue.generated(job, job.generated)
+        self.queue.computed(job)
         if self.frontend.retracted(job, self.engine):
             self.waiting.push(job)
 
@@ -336,6 +337,7 @@ class RunningRequests:
             if job in jobs:
                 jobs.remove(job)
         self.queue.generated(job, job.generated)
+        self.queue.computed(job)
         if not keeps_pages:
             self.release(job)
 

@@ -25,8 +25,8 @@ class Dlpm(KeptScheduling):
     nobody has any    each client with none left, waiting or not, gets quantum_tokens, until one that waits has some
     after retraction  as a new request: what is computed again is paid for again
 
-    A larger quantum allows longer runs of one client's prefixes, and the bound on unfairness grows with it. The paper leaves it to
-    the user; 8192 tokens are one full step of many engines. A token of an answer counts twice, as in the virtual token counter
+    A larger quantum allows longer runs of one client's prefixes, and the bound on unfairness grows with it. The paper leaves it
+    to the user; 8192 tokens are one full step of many engines. A token of an answer counts twice, as in the virtual token counter
     that it improves on. Its router for several engines (D2LPM) is left out. A trace without clients is refused.
     """
 

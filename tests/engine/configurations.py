@@ -188,6 +188,7 @@ POLICY_SETTINGS: dict[str, list[str]] = {
     "threshold": ["prefetch.min_tokens=1", "prefetch.in_flight_fraction=1.0", "prefetch.load_min_tokens=0"],
     "adaptive": ["prefetch.min_tokens=1", "prefetch.load_min_tokens=4"],
     "priority": ["scheduling.max_wait_s=0.05"],
+    "strata": ["scheduling.delay_hit_tokens=4", "scheduling.load_ratio=0.5", "scheduling.look_ahead=3"],
     "dlpm": ["scheduling.quantum_tokens=5", "scheduling.max_wait_s=0.5"],
     "kv_aware": ["routing.staleness_s=0.01", "routing.router_temperature=0.5"],
     "prefix_aware": ["routing.balance_abs_threshold=1"],
