@@ -200,6 +200,7 @@ POLICY_SETTINGS: dict[str, list[str]] = {
         "routing.staleness_s=0.01",
     ],
     "preble": ["routing.window_s=0.2", "routing.balance_threshold=1"],
+    "kv_routing_greedy": ["routing.half_life_s=0.01", "routing.slack_s=0", "routing.max_tree_tokens=20"],
     "skylb": ["routing.staleness_s=0.01", "routing.max_tree_tokens=20"],
     "by_length": ["placement.min_tokens=8", "placement.disk_min_tokens=13"],
     "write_back": ["placement.watermark=0.5"],
