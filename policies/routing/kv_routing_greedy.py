@@ -16,6 +16,11 @@ FIRST_UNCERTAINTY: Final = 1e6
 """Before the first answer, the learned delay is anything: the first answer sets it."""
 
 
+def left(half_lives: float) -> float:
+    """Return the share of work that is left after some half-lives."""
+    return float(0.5**half_lives)
+
+
 class Learned:
     """What is learned of one engine, and what it is believed to have to do."""
 
@@ -28,7 +33,7 @@ class Learned:
 
     def workload_s(self, now: float, half_life_s: float) -> float:
         """Return the work that is left, of which half is done in each half-life."""
-        return self._workload_s * 0.5 ** ((now - self._at_s) / half_life_s)
+        return self._workload_s * left((now - self._at_s) / half_life_s)
 
     def add_work(self, work_s: float, now: float, half_life_s: float) -> None:
         """Add work that comes; less than 0 takes out work that is left."""
@@ -116,7 +121,7 @@ class KVRoutingGreedy(RoutingPolicy):
     def on_ended(self, request: Request, engine: int, now: float) -> None:
         sent_s, prefill_s, workload_s = self._under_way.pop(request.index)
         learned = self._learned[engine]
-        learned.add_work(-prefill_s * 0.5 ** ((now - sent_s) / self.half_life_s), now, self.half_life_s)
+        learned.add_work(-prefill_s * left((now - sent_s) / self.half_life_s), now, self.half_life_s)
         if request.index in self._begun:
             self._begun.discard(request.index)
             learned.learn(max(self.slack_s, now - sent_s - prefill_s - workload_s), self.forgetting)
