@@ -25,6 +25,7 @@ WEIGHTS = (
     "kv_cache_utilization_weight",
     "no_hit_lru_weight",
     "load_aware_weight",
+    "active_request_weight",
     "session_affinity_weight",
 )
 
@@ -43,6 +44,7 @@ class LlmD(RoutingPolicy):
     queue                  (most - own) / (most - least) of the requests that the engines' last passes of admission left waiting;
                            1 if all have as many
     kv_cache_utilization   1 - share of its pages that requests use, as last reported
+    active_request         (most - own) / most of the requests that were sent to engines and have not ended; 1 if there are none
     load_aware             0.5 * (1 - waiting / load_threshold), at least 0
     no_hit_lru             for a prompt of which no engine has anything: 1 for the one that has had such a one least recently,
                            falling evenly to 0; engines that never had one come first, by number
@@ -61,6 +63,7 @@ class LlmD(RoutingPolicy):
     kv_cache_utilization_weight: float = 2.0
     no_hit_lru_weight: float = 0.0
     load_aware_weight: float = 0.0
+    active_request_weight: float = 0.0
     session_affinity_weight: float = 0.0
     max_prefix_pages: int = 256
     lru_capacity_pages: int | None = None
@@ -126,6 +129,9 @@ class LlmD(RoutingPolicy):
         self._is_cold = not found
         scores = self._prefix_scores(found, shares, len(engines)) * self.prefix_weight
         scores += self._load_scores(engines)
+        if self.active_request_weight:
+            active = np.array([status.outstanding_requests for status in engines])
+            scores += self.active_request_weight * (1.0 - active / max(1, active.max()))
         if self.no_hit_lru_weight and self._is_cold:
             scores += self.no_hit_lru_weight * self._cold_scores(engines)
         if self.session_affinity_weight and self._sessions.get(request.session, -1) in self._places:

@@ -98,6 +98,19 @@ def test_the_load_aware_score_knows_no_other_engine() -> None:
     assert scores(small) == [0.5, 0.375, 0.0]
 
 
+def test_requests_under_way_count_as_soon_as_they_are_sent() -> None:
+    """Of 4, 1 and 0 requests: 0, 3/4 and 1."""
+    small = router(only("active_request_weight"))
+    assert chosen(small) == {0, 1, 2}
+    for engine, count in ((0, 4), (1, 1)):
+        for index in range(count):
+            sent_to(small, engine, prompt((100 * index + 10 * engine, 1), index=index))
+    assert chosen(small) == {2}
+    small = router(LlmD(prefix_weight=2.0, kv_cache_utilization_weight=0.0, active_request_weight=1.0), engines=2)
+    sent_to(small, 0, prompt((0, 4), index=0))
+    assert chosen(small) == {0, 1}, "half of the prompt at 2, an idle engine at 1"
+
+
 def test_new_prompts_go_to_the_engine_that_had_none_for_longest() -> None:
     small = router(only("no_hit_lru_weight"))
     assert [small.send(prompt((100 * index, 1), index=index), 0.0) for index in range(1, 7)] == [0, 1, 2, 0, 1, 2]
