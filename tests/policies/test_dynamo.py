@@ -8,7 +8,9 @@ import pytest
 
 import kvsim
 from kvsim.core.request import Request
+from kvsim.core.tier import CPU
 from kvsim.errors import UsageError
+from kvsim.policies.routing.base import EngineStatus
 from kvsim.policies.routing.dynamo import Dynamo
 from kvsim.policies.routing.kv_aware import KVAware
 from tests.policies.small_routing import SmallRouter, prompt, router, sent_to
@@ -140,6 +142,26 @@ def test_without_tiers_below_it_chooses_as_kv_aware(seed: int) -> None:
 def test_settings_that_cannot_be(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         kvsim.simulate(kvsim.load_trace("synthetic", limit=2), "cluster.engines=2", "routing=dynamo", *words)
+
+
+IN_CPU_MEMORY: list[int] = []
+"""How many blocks a router has seen there, each time it asked."""
+
+
+class Seeing(Dynamo):
+    """Notes the blocks in CPU memory that it sees."""
+
+    def _below(self, request: Request, status: EngineStatus, device: int) -> float:
+        IN_CPU_MEMORY.extend(pages for level, pages in status.lower_pages(request, device) if level == CPU)
+        return super()._below(request, status, device)
+
+
+@pytest.mark.parametrize("preset", ["vllm_offload", "sglang_hicache", "fastdeploy"])
+def test_engines_own_memory_below_their_gpus_counts(preset: str) -> None:
+    IN_CPU_MEMORY.clear()
+    tiers = ("tiers.gpu.capacity=4GiB", "tiers.cpu.capacity=20GiB", "tiers.cpu.scope=engine")
+    kvsim.simulate(kvsim.load_trace("synthetic", limit=100), f"preset={preset}", "cluster.engines=2", *tiers, routing=Seeing())
+    assert sum(IN_CPU_MEMORY) > 0
 
 
 def test_pages_in_the_memory_of_a_host_draw_requests_there() -> None:
