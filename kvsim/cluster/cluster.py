@@ -9,7 +9,8 @@ from typing import Any, cast
 from simpy import Environment, Event, Process
 
 from kvsim.cluster.hand_over import HandOver
-from kvsim.cluster.router import Router
+from kvsim.cluster.homeless import Homeless, give
+from kvsim.cluster.router import Report, Router
 from kvsim.cluster.totals import outcome_of
 from kvsim.core.fan_out import TOGETHER, FanOut
 from kvsim.core.request import Request, Reset
@@ -56,6 +57,14 @@ class Landings(Watch):
             self.book.read(transfer, self.env.now)
 
 
+def report_of(engine: Engine) -> Report:
+    """Return what an engine reports of its load now."""
+    gpu = engine.gpu
+    used = gpu.pool.capacity - gpu.pool.free
+    in_use = used - gpu.evictable_pages - gpu.leaving_pages
+    return Report(len(engine.waiting.queue), len(engine.schedule), used, in_use, engine.pending_requests)
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Cluster(Frontend):
     """Serves requests with all engines. One engine needs no router."""
@@ -87,10 +96,9 @@ class Cluster(Frontend):
         """Samples that have not ended, by request, of requests with several whose prompt has been computed, or that are apart."""
         self._apart: dict[int, Request] = {}
         """Requests that are several to their engine, until the first ones of these have ended."""
-        self._homeless: list[tuple[Job, bool]] = []
-        """Requests that wait for an engine to come back, since none is up, and whether no engine has had them yet."""
         self._sent: dict[int, int] = {}
         """The engine that the router has sent a request to, by the request's index, until the request has ended."""
+        self._homeless = Homeless(self.env, router, self.engine_of)
         self._processes: dict[int, Process] = {}
         self._lost: set[int] = set()
         """Engines whose GPUs are lost for good."""
@@ -199,10 +207,7 @@ class Cluster(Frontend):
     def _deliver(self, job: Job) -> None:
         """Let an engine hear of a request, which has waited for nothing so far."""
         job.times.waits_since_s = self.env.now
-        if self.has_engines:
-            self.send(job).accept(job)
-        else:
-            self._homeless.append((job, True))
+        self._place(job, is_new=True)
 
     def _follow(self, requests: list[Request]) -> None:
         """Send the samples of a request to its engine, whose prompt has been computed. The row has its hits and waiting times."""
@@ -220,21 +225,33 @@ class Cluster(Frontend):
             return self.engines[0].is_up
         return self.router.has_engines and (self.hand_over is None or self.hand_over.has_engines)
 
-    def send(self, job: Job) -> Engine:
-        """Return the engine that the router chooses for a request; one must be up."""
-        if self.router is None:
-            return self.engines[0]
+    def engine_of(self, job: Job) -> Engine | None:
+        """Return the engine of a request, which the router chooses unless it has. None: none is up, or the router keeps it."""
         index = job.request.index
-        if index not in self._sent:  # all samples of a request have the same engine
-            self._sent[index] = self.router.send(job.request, self.env.now)
-        return self.engines[self._sent[index]]
+        number = self._sent.get(index)
+        if number is None:
+            if not self.has_engines:
+                return None
+            if self.router is None:
+                return self.engines[0]
+            number = self.router.send(job.request, self.env.now)
+            if number is None:
+                return None
+            self._sent[index] = number  # all samples of a request have the same engine
+        return self.engines[number]
 
     def resend(self, job: Job) -> None:
         """Let the router choose again for a request that has lost its engine or its pages."""
-        if self.has_engines:
-            self.send(job).take(job)
+        self._place(job, is_new=False)
+
+    def _place(self, job: Job, *, is_new: bool) -> None:
+        """Give a request to its engine, or let it wait for one, after those that wait already."""
+        has_turn = not self._homeless or job.request.index in self._sent
+        engine = self.engine_of(job) if has_turn else None
+        if engine is None:
+            self._homeless.add(job, is_new=is_new)
         else:
-            self._homeless.append((job, False))
+            give(engine, job, is_new=is_new)
 
     def _reset(self, reset: Reset) -> None:
         """Reset the caches now, or when all running requests have finished; those that wait run after that."""
@@ -293,6 +310,8 @@ class Cluster(Frontend):
         for follower in self._followers.pop(index, ()):
             arrival = self.env.timeout(follower.delay_s, follower)
             arrival.callbacks.append(lambda event: self._arrive(event.value))
+        if self._homeless:
+            self._homeless.offer()
 
     def first_token(self, job: Job, engine: int) -> None:
         request = job.request
@@ -318,9 +337,9 @@ class Cluster(Frontend):
     def stepped(self, engine: int) -> None:
         router = self._router_of(engine)
         if router is not None:
-            one = self.engines[engine]
-            pool = one.gpu.pool
-            router.engines[engine].report(len(one.waiting.queue), len(one.schedule), pool.capacity - pool.free)
+            router.report(engine, report_of(self.engines[engine]), self.env.now)
+            if self._homeless:
+                self._homeless.reported()
 
     # --- failures ----------------------------------------------------------------------------------------------------
 
@@ -353,6 +372,7 @@ class Cluster(Frontend):
         self._router_down(engine, jobs, now)
         for job in jobs:
             self.resend(job.again())
+        self._homeless.offer()
         while transfers := engine.transfers():
             for transfer in transfers:
                 engine.mover.cancel(transfer)
@@ -381,6 +401,8 @@ class Cluster(Frontend):
         """The prefill engine has nothing to do with a request any more: it is on the engine that decodes."""
         if self.router is not None:
             self.router.ended(job.request, self._sent.pop(job.request.index), self.env.now)
+            if self._homeless:
+                self._homeless.offer()
 
     def _bring_back(self, engine: Engine) -> None:
         """Let an engine that failed serve again."""
@@ -391,8 +413,4 @@ class Cluster(Frontend):
         if self.hand_over is not None:
             self.hand_over.back(engine)
         self._processes[engine.number] = self.env.process(engine.loop())
-        if self.has_engines:
-            homeless, self._homeless = self._homeless, []
-            for job, is_new in homeless:
-                engine = self.send(job)
-                engine.accept(job) if is_new else engine.take(job)
+        self._homeless.offer()

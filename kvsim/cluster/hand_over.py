@@ -75,6 +75,7 @@ class HandOver:
         if request.output_tokens - job.generated < 2:
             return True
         number = self.router.send(request, sender.env.now)
+        assert number is not None, "no policy before decode engines may keep a request"
         receiver = self.receivers[number]
         job.decoder = number
         self._sent[request.index] = job

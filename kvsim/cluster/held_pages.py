@@ -1,14 +1,14 @@
 """Which pages an engine holds, as a router learns it from the engine's reports of pages stored and dropped."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier
 from kvsim.core.watch import Watch
 from kvsim.pages.extent_counts import PageCounts
-from kvsim.pages.extents import Extent
+from kvsim.pages.extents import Extent, page_at, split_extents
 
 NOBODY: Final[dict[int, None]] = {}
 
@@ -23,6 +23,16 @@ class Holders:
     def __init__(self) -> None:
         self._engines: dict[int, dict[int, None]] = {}
         """By first page of a path, of all requests that have been sent to an engine."""
+        self._above: dict[int, tuple[int, ...]] = {}
+        """By the number of a tier that engines share, these engines."""
+        self._always: dict[int, None] = {}
+        """Engines above tiers that do not tell of the first page of a path."""
+
+    def share(self, number: int, engines: Sequence[int], *, tells_all: bool) -> None:
+        """Let a number below 0 stand for a tier below the GPUs of these engines; whether that tells of every page."""
+        self._above[number] = tuple(engines)
+        if not tells_all:
+            self._always.update(dict.fromkeys(engines))
 
     def expect(self, request: Request) -> None:
         """Heed reports of the first pages of what engines may store for a request, which is being sent to one of them.
@@ -38,7 +48,13 @@ class Holders:
 
     def of(self, request: Request) -> Collection[int]:
         """Return the numbers of the engines that hold the first page of a prompt, and of some that no longer do or will soon."""
-        return self._engines.get(request.runs[0][0], NOBODY) if request.runs else NOBODY
+        found = self._engines.get(request.runs[0][0], NOBODY) if request.runs else NOBODY
+        if not self._above:
+            return found
+        engines = dict.fromkeys(self._always)
+        for number in found:
+            engines.update(dict.fromkeys(self._above[number] if number < 0 else (number,)))
+        return engines
 
     def stored(self, engine: int, start: int) -> None:
         """An engine has stored a piece that begins with this page."""
@@ -120,6 +136,18 @@ class HeldPages(Watch):
             self._held.remove(extents)
             if self._holders is not None and not (self._under_way or self._held.leading(extents)):
                 self._holders.dropped(self._engine, extents[0][0])
+
+    def following_pages(self, extents: tuple[Extent, ...], after: int, unit: int) -> int:
+        """Return how many pages of a path are known to be held after its first ``after`` ones, as of the last ``receive``.
+
+        In a tier that tells of the last one of every ``unit`` pages only, whole units count.
+        """
+        if unit == 1:
+            return self._held.leading(split_extents(extents, after)[1] if after else extents)
+        end = after // unit * unit
+        while (last := page_at(extents, end + unit - 1)) is not None and self._held.leading(((last, 1),)):
+            end += unit
+        return max(0, end - after)
 
     def leading_pages(self, extents: Iterable[Extent]) -> int:
         """Return how many pages of a path, from its first on, are known to be held, as of the last ``receive``."""

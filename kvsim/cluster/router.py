@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.cluster.held_pages import HeldPages, Holders
@@ -22,6 +23,8 @@ class Report(NamedTuple):
     waiting_requests: int = 0
     running_requests: int = 0
     used_pages: int = 0
+    pages_in_use: int = 0
+    pending_requests: int = 0
 
 
 class KnownEngine:
@@ -47,6 +50,7 @@ class KnownEngine:
         self._staleness_s = staleness_s
         self._clock = clock
         self._held: HeldPages | None = None
+        self._below: list[tuple[Tier, HeldPages]] | None = None
         self._report: Report | None = None
         self._under_way: deque[tuple[float, Report]] = deque()
         """Reports that have not arrived, with their times of arrival."""
@@ -77,9 +81,12 @@ class KnownEngine:
         self._held = HeldPages(self._staleness_s, self._clock, holders, self._engine)
         tier.watches.append(self._held)
 
-    def report(self, waiting_requests: int, running_requests: int, used_pages: int) -> None:
+    def watch_below(self, below: "list[tuple[Tier, HeldPages]]") -> None:
+        """Let the tiers below the engine's GPU report, from the top down: these know what each has."""
+        self._below = below
+
+    def report(self, report: Report) -> None:
         """Take the report of an engine's load that it sends now."""
-        report = Report(waiting_requests, running_requests, used_pages)
         if self._staleness_s:
             now = self._clock()
             self.receive(now)
@@ -108,6 +115,14 @@ class KnownEngine:
     def used_pages(self) -> int:
         return self._load().used_pages
 
+    @property
+    def pages_in_use(self) -> int:
+        return self._load().pages_in_use
+
+    @property
+    def pending_requests(self) -> int:
+        return self._load().pending_requests
+
     def _load(self) -> Report:
         if self._report is None:
             raise PolicyError(f"{self._policy} reads the load that engines report: it needs needs_reports = True")
@@ -122,6 +137,18 @@ class KnownEngine:
             self._held.receive(self._clock())
         return self._held.leading_pages(request.runs)
 
+    def lower_pages(self, request: Request, after: int) -> tuple[tuple[int, int], ...]:
+        if self._below is None:
+            raise PolicyError(f"{self._policy} calls lower_pages(): it needs needs_lower_pages = True")
+        found: list[tuple[int, int]] = []
+        for tier, held in self._below:
+            if self._staleness_s:
+                held.receive(self._clock())
+            pages = held.following_pages(request.runs, after, tier.told_unit)
+            found.append((tier.level, pages))
+            after += pages
+        return tuple(found)
+
 
 def name_of(policy: object) -> str:
     """Return the policy's name for an error message."""
@@ -135,16 +162,36 @@ def known_engines(
 
     ``gpus`` are their GPU tiers, still empty; ``clock`` returns the time in seconds. Pages are also reported to ``holders``.
     """
+    below = lower_watches(policy, gpus, clock, holders) if policy.needs_lower_pages else {}
     engines = []
     for number, gpu in sorted(gpus.items()):
         capacity = gpu.pool.capacity
         known = KnownEngine(number, None if capacity == UNLIMITED else capacity, policy.staleness_s, clock, name_of(policy))
         if policy.needs_cached_pages:
             known.watch(gpu, holders)
+        if policy.needs_lower_pages:
+            known.watch_below([(tier, below[tier]) for tier in gpu.all_below()])
         if policy.needs_reports:
             known.expect_reports()
         engines.append(known)
     return engines
+
+
+def lower_watches(
+    policy: "RoutingPolicy", gpus: Mapping[int, Tier], clock: Callable[[], float], holders: Holders | None
+) -> dict[Tier, HeldPages]:
+    """Let every tier below some of these GPUs report what it stores and drops. Returns who knows it of each."""
+    engines: dict[Tier, list[int]] = {}
+    for number, gpu in sorted(gpus.items()):
+        for tier in gpu.all_below():
+            engines.setdefault(tier, []).append(number)
+    watches: dict[Tier, HeldPages] = {}
+    for number, (tier, above) in enumerate(engines.items(), 1):
+        watches[tier] = HeldPages(policy.staleness_s, clock, holders, -number)
+        tier.watches.append(watches[tier])
+        if holders is not None:
+            holders.share(-number, above, tells_all=tier.told_unit == 1)
+    return watches
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -161,20 +208,42 @@ class Router:
         """Typed so that its answers may be anything."""
         self._name = name_of(policy)
         self._holders = holders if policy.needs_cached_pages else None
+        self._may_keep = policy.may_keep
+        self._reports_due: deque[float] = deque()
+        """When the reports arrive that are on their way, for a policy that may keep requests."""
 
     @property
     def has_engines(self) -> bool:
         """Whether any engine is up; otherwise requests must wait for one."""
         return bool(self._offered)
 
-    def send(self, request: Request, now: float) -> int:
-        """Return the number of the engine that gets the request. At least one must be up. Raises PolicyError."""
-        chosen = engine_number(self._name, "choose()", self._choose(request, self._offered, now), self._up)
+    def send(self, request: Request, now: float) -> int | None:
+        """Return the engine that gets the request; None: it waits before the router. One must be up. Raises PolicyError."""
+        answer = self._choose(request, self._offered, now)
+        if answer is None and self._may_keep:
+            return None
+        chosen = engine_number(self._name, "choose()", answer, self._up)
         self._up[chosen].sent(request)
         if self._holders is not None:
             self._holders.expect(request)
         self.policy.on_sent(request, chosen, now)
         return chosen
+
+    def report(self, engine: int, report: Report, now: float) -> None:
+        """An engine reports its load."""
+        self.engines[engine].report(report)
+        if self._may_keep and self.policy.staleness_s:
+            self._drop_arrived(now)
+            self._reports_due.append(now + self.policy.staleness_s)
+
+    def next_report_s(self, now: float) -> float:
+        """Return when the next report arrives of those on their way; infinite if there is none."""
+        self._drop_arrived(now)
+        return self._reports_due[0] if self._reports_due else inf
+
+    def _drop_arrived(self, now: float) -> None:
+        while self._reports_due and self._reports_due[0] <= now:
+            self._reports_due.popleft()
 
     def first_token(self, request: Request, engine: int, now: float) -> None:
         """The first token of an answer has passed."""

@@ -72,11 +72,13 @@ class LiveCluster(Cluster):
         job = self._jobs.get(number)
         if job is None:
             self._given_up.add(number)
-        elif any(waits is job for waits, _ in self._homeless):
-            self._homeless = [(waits, is_new) for waits, is_new in self._homeless if waits is not job]
+        elif job in self._homeless:
+            self._homeless.remove(job)
             self.ended(job.request, 0)
         else:
-            self.send(job).abort(job)
+            engine = self.engine_of(job)
+            assert engine is not None
+            engine.abort(job)
 
     def empty(self) -> bool:
         """Drop all pages if no request is under way. Returns whether it did."""

@@ -134,9 +134,13 @@ class ContinuousBatching(Schedule):
             running.is_full = False
             if self.is_draining:
                 self.frontend.drained()
+        if queue.tells_generated and queue:
+            running.tell_generated()
         queue.begin_round(now)
         while queue and not self.is_draining and running.takes_more(self.max_running_requests):
             job = queue.first()
+            if job is None:
+                break
             request = job.request
             if job.prefetch is not None and job.prefetch.is_under_way:
                 self.mover.cancel(job.prefetch.fetch)
@@ -161,6 +165,7 @@ class ContinuousBatching(Schedule):
                 continue
             waiting.leave_queue(job)
             running.admit(job, lease)
+            queue.admitted(job, max(1, tokens - (lease.gpu_pages + load_pages) * page_tokens))
             if job.lease is None:
                 break
             if job.phase == PREFILLING:
@@ -209,6 +214,7 @@ class ContinuousBatching(Schedule):
             return
         self.running.admitted.remove(job)
         self.mover.submit(self.cache.insert(lease, self.env.now))
+        self.queue.computed(job)
         if not job.is_prefilled:
             self._book_prompt(job)
         job.generated += 1
@@ -248,6 +254,7 @@ class ContinuousBatching(Schedule):
 
     def _finish(self, job: Job) -> None:
         self.running.finish(job)
+        self.queue.generated(job, job.generated)
         self.frontend.book.finished(job, self.number, self.env.now)
         self.frontend.ended(job.request, self.number)
 

@@ -119,7 +119,9 @@ class Engine(Carried):
         self.outages: list[list[float]] = []
         """[start, end] in seconds of each time that it was down; the end is infinite until it is back."""
         self.reports = False
-        """Whether to report after each step."""
+        """Whether to report after each step, and when there is nothing to do."""
+        self.pending_requests = 0
+        """Requests that the last pass of admission has left in the queue, if the engine reports."""
         self._leap: Work | None = None
         """The leap under way, and when it began."""
         self._leap_began_s = 0.0
@@ -214,6 +216,8 @@ class Engine(Carried):
             step = yield from schedule.form()
             if step is PLAN_AGAIN:
                 continue
+            if self.reports:
+                self.pending_requests = len(self.waiting.queue)
             if schedule.looks_ahead and flight:
                 yield from self._end_first()
                 if step is None or self.frontend.is_done:
@@ -225,6 +229,8 @@ class Engine(Carried):
             if flight:
                 yield from self._end_first()
             elif not self.frontend.is_done:
+                if self.reports:
+                    self.frontend.stepped(self.number)
                 yield self._wakeup
         while flight and not schedule.looks_ahead:  # of requests that were aborted
             yield from self._end_first()

@@ -42,4 +42,4 @@ class Frontend(metaclass=ABCMeta):
 
     @abstractmethod
     def stepped(self, engine: int) -> None:
-        """An engine has made a step, or has admitted or lost requests."""
+        """An engine has made a step, or has nothing to do."""

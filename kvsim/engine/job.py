@@ -128,7 +128,7 @@ class Job(Waiting):
     __slots__ = (
         "prefetch", "phase", "lease", "loads", "ready_loads", "computed", "flying", "joined_step", "last_step", "next_page_step",
         "admissions", "is_known", "page_need", "is_counted", "counted", "decoder", "is_prefilled", "decode_lease", "send",
-        "times",
+        "times", "told",
     )  # fmt: skip
 
     def __init__(self, request: Request, arrival_s: float) -> None:
@@ -146,6 +146,8 @@ class Job(Waiting):
         self.flying = 0
         """Tokens of its prompt that steps in flight compute, after these."""
         self.joined_step = self.last_step = self.next_page_step = 0
+        self.told = 0
+        """Tokens of its answer of which the scheduling policy of its engine has been told, or that it does not concern."""
         self.page_need = 0
         """Number of its latest entry among the engine's page needs; earlier ones no longer count."""
         self.admissions = 0
@@ -176,6 +178,7 @@ class Job(Waiting):
         """Return a job that continues the request on another engine, after the tokens generated so far."""
         job = Job(self.request, self.arrival_s)
         job.generated, job.times = self.generated, self.times.again()
+        job.told = job.generated
         job.is_known, job.is_counted, job.was_running = self.is_known, self.is_counted, self.admissions > 0
         return job
 

@@ -46,6 +46,11 @@ class WaitingQueue(JobQueue):
         """Whether a policy that is not kvsim's decides: what it may not change is then looked at after each question."""
         self.ranks_retractions = overrides(policy, "retraction_rank")
         """Whether the policy decides which running request is retracted."""
+        self._tells_admissions = overrides(policy, "on_admitted") or overrides(policy, "on_computed")
+        self._computing: dict[Job, None] = {}
+        """Those of whose admission the policy has been told, until they are computed."""
+        self.tells_generated = overrides(policy, "on_generated")
+        """Whether the policy is told of what running requests generate."""
         bound = self._policy.max_wait_s
         self._max_wait_s = inf if bound is None else number(self._policy_name, "max_wait_s", bound)
         self._oldest: list[tuple[float, tuple[int, int], int, Job]] = []
@@ -58,8 +63,32 @@ class WaitingQueue(JobQueue):
         """Begin a round of admission: until the next one, the order stays."""
 
     @abstractmethod
-    def first(self) -> Job:
-        """Return the job to try next; there must be one."""
+    def first(self) -> Job | None:
+        """Return the job to try next; one must wait. None: the policy admits nobody in this round."""
+
+    def admitted(self, job: Job, tokens: int) -> None:
+        """Tell the policy that a job has been admitted, and how many tokens are to be computed."""
+        if self._tells_admissions:
+            before = self._seen([job])
+            self._computing[job] = None
+            self._policy.on_admitted(job, tokens)
+            self._check_unchanged("on_admitted()", [job], before)
+
+    def computed(self, job: Job) -> None:
+        """Tell the policy that a job it knows to be admitted is computed, or has been given up."""
+        if self._computing and job in self._computing:
+            before = self._seen([job])
+            del self._computing[job]
+            self._policy.on_computed(job)
+            self._check_unchanged("on_computed()", [job], before)
+
+    def generated(self, job: Job, tokens: int) -> None:
+        """Tell the policy of what a job has generated, ``tokens`` tokens so far, if it is to know."""
+        if self.tells_generated and tokens > job.told:
+            before, new = self._seen([job]), tokens - job.told
+            job.told = tokens
+            self._policy.on_generated(job, new)
+            self._check_unchanged("on_generated()", [job], before)
 
     def _enter(self, job: Job) -> None:
         """Number the entry of a job that begins to wait."""

@@ -104,7 +104,7 @@ class OrderedQueue(WaitingQueue):
         self._now = now
         self._is_ordered = False
 
-    def first(self) -> Job:
+    def first(self) -> Job | None:
         if not self._is_ordered:
             self._is_ordered = True
             self._order()
@@ -114,8 +114,8 @@ class OrderedQueue(WaitingQueue):
                 return overdue
         return self._foremost()
 
-    def _foremost(self) -> Job:
-        """Return the first job, whatever the bound."""
+    def _foremost(self) -> Job | None:
+        """Return the first job, whatever the bound; None if the policy admits nobody."""
         return next(iter(self._jobs))
 
     def remove(self, job: Job) -> None:
@@ -164,8 +164,9 @@ class KeptQueue(OrderedQueue):
         self._new.append(job)
         self._kept.add(job)
 
-    def _foremost(self) -> Job:
-        return self._known("first()", self._kept.first())
+    def _foremost(self) -> Job | None:
+        first = self._kept.first()
+        return None if first is None and self._policy.may_hold else self._known("first()", first)
 
     def _known(self, call: str, answer: object) -> Job:
         """Return an answer that must be a job that waits."""

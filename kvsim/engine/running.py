@@ -264,6 +264,12 @@ class RunningRequests:
         if not self.cache.pauses_after_retraction:
             self.is_full = False
 
+    def tell_generated(self) -> None:
+        """Tell the scheduling policy of what has been generated so far."""
+        for group in self.groups:
+            for job in group.jobs:
+                self.queue.generated(job, job.generated + group.step - job.joined_step)
+
     def _wait_for(self, transfers: list[Transfer]) -> Any:
         """Submit transfers and wait for the end of the last one."""
         self.mover.submit(transfers)
@@ -310,6 +316,8 @@ class RunningRequests:
             self.decoding.remove(job)
         else:
             self.admitted.remove(job)
+        self.queue.generated(job, job.generated)
+        self.queue.computed(job)
         if self.frontend.retracted(job, self.engine):
             self.waiting.push(job)
 
@@ -328,6 +336,8 @@ class RunningRequests:
         for jobs in (self.admitted, self.joining):
             if job in jobs:
                 jobs.remove(job)
+        self.queue.generated(job, job.generated)
+        self.queue.computed(job)
         if not keeps_pages:
             self.release(job)
 

@@ -47,6 +47,17 @@ class PageCounts:
             leading += pages
         return leading
 
+    def total(self, extents: Iterable[Extent]) -> int:
+        """Return the sum of the counts of all pages of the extents."""
+        starts, counts, total = self._starts, self._counts, 0
+        for start, pages in extents:
+            at, end = bisect_right(starts, start) - 1, start + pages
+            while start < end:
+                until = min(end, starts[at + 1]) if at + 1 < len(starts) else end
+                total += counts[at] * (until - start)
+                start, at = until, at + 1
+        return total
+
     def counted(self) -> list[tuple[int, int, int]]:
         """Return all pages with a count above 0, ascending, as (first id, pages, count)."""
         starts, counts = self._starts, self._counts

@@ -346,4 +346,10 @@ def _recorded(config: Config, present: Sequence[str]) -> Config:
 def _decode_routing(config: Config) -> RoutingPolicy:
     """The router's policy for decode engines; by default, the least loaded one gets the request."""
     node = config["cluster"].get("decode_routing")
-    return LeastLoaded() if node is None else construct(RoutingPolicy, node, "cluster.decode_routing")
+    policy = LeastLoaded() if node is None else construct(RoutingPolicy, node, "cluster.decode_routing")
+    if policy.may_keep:
+        kind = type(policy).__name__
+        raise UsageError(
+            f"cluster.decode_routing: {kind} keeps requests at the router, which only routing can: choose another one"
+        )
+    return policy

@@ -123,6 +123,10 @@ def _check_schedule(plan: Plan, command: str, keys: set[str]) -> None:
 
 def _check_cluster(plan: Plan, keys: set[str]) -> None:
     """Raise UsageError for settings of a cluster that have no effect, and for what a cluster cannot do."""
+    for place, router in (("routing", plan.routing), ("cluster.decode_routing", plan.decode_routing)):
+        for name in router.without_effect():
+            if key := given(keys, f"{place}.{name}"):
+                raise NoEffect(key, f"with these settings of {type(router).__name__}")
     if plan.layout.engines == 1:
         for name in ("routing", "cluster.engines_per_host", "hardware.host_memory_bytes_per_s"):
             if key := given(keys, name):

@@ -310,6 +310,8 @@ def _router(plan: Plan, policy: RoutingPolicy, gpus: Mapping[int, Tier], substra
             prefills=plan.layout.role(numbers[0]) != "decode",
             decodes=plan.layout.role(numbers[0]) != "prefill",
             holders=holders.of,
+            prefill_s=context(plan, (), gpus[numbers[0]]).recompute_s,
+            decode_step_s=plan.model.weight_bytes(1) / plan.hardware.effective_memory_bytes_per_s,
             rng=rng,
         )
     )

@@ -44,9 +44,24 @@ class EngineStatus(Protocol):
         """Slots of its GPU tier that are not free, cached pages included, as last reported. Only for policies with
         ``needs_reports``."""
 
+    @property
+    def pages_in_use(self) -> int:
+        """Slots of its GPU tier that requests use: without free ones, cached pages that no request uses and those that leave. As
+        last reported; vLLM calls its share of the capacity KV cache usage. Only for policies with ``needs_reports``."""
+
+    @property
+    def pending_requests(self) -> int:
+        """Requests that its last pass of admission has left in its queue, as last reported: those that have come since then do
+        not count. Only for policies with ``needs_reports``."""
+
     def cached_pages(self, request: Request) -> int:
         """Return how many leading pages of the prompt its GPU tier has, as it has reported. Only for policies with
         ``needs_cached_pages``."""
+
+    def lower_pages(self, request: Request, after: int) -> "tuple[tuple[int, int], ...]":
+        """Return what the tiers below its GPU have of the prompt after its first ``after`` pages: for each of these tiers, from
+        the top down, its level (1: CPU memory) and how many pages in it continue those before. As reported, like
+        ``cached_pages``; tiers that engines share count for each. Only for policies with ``needs_lower_pages``."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -63,9 +78,22 @@ class RoutingPolicy(metaclass=ABCMeta):
         return False
 
     @property
+    def needs_lower_pages(self) -> bool:
+        """Whether the policy calls ``EngineStatus.lower_pages``: the tiers below GPUs then report every page, too. Needs
+        ``needs_cached_pages`` as well."""
+        return False
+
+    @property
     def needs_reports(self) -> bool:
-        """Whether the policy reads ``waiting_requests``, ``running_requests`` or ``used_pages``: engines then report them after
-        each step."""
+        """Whether the policy reads ``waiting_requests``, ``running_requests``, ``used_pages``, ``pages_in_use`` or
+        ``pending_requests``: engines then report them after each step."""
+        return False
+
+    @property
+    def may_keep(self) -> bool:
+        """Whether ``choose`` may return None: the request then waits at the router, and all later ones behind it. It is offered
+        again when a report of an engine has arrived, a request has ended, or an engine is back. Not for engines that only decode.
+        """
         return False
 
     @property
@@ -76,11 +104,15 @@ class RoutingPolicy(metaclass=ABCMeta):
     def bind(self, context: RoutingContext) -> None:
         """Called once, before the run."""
 
-    @abstractmethod
-    def choose(self, request: Request, engines: Sequence[EngineStatus], now: float) -> int:
-        """Return the number of the engine that gets the request. ``engines`` are those that are up, ascending, at least one.
+    def without_effect(self) -> Sequence[str]:
+        """Return the names of settings that have no effect because of the others: an error if the user gives one."""
+        return ()
 
-        A request that is lost with its engine is offered again.
+    @abstractmethod
+    def choose(self, request: Request, engines: Sequence[EngineStatus], now: float) -> int | None:
+        """Return the number of the engine that gets the request; None keeps it at the router, if ``may_keep``.
+
+        ``engines`` are those that are up, ascending, at least one. A request that is lost with its engine is offered again.
         """
 
     def on_sent(self, request: Request, engine: int, now: float) -> None:

@@ -24,5 +24,10 @@ class RoutingContext:
     holders: Callable[[Request], Collection[int]] | None = None
     """Returns the numbers of all engines that may have cached any page of a prompt, as they have reported; among them can be some
     that have none. To ask changes nothing. None if that is not known. Only for policies with ``needs_cached_pages``."""
+    prefill_s: Callable[[int, int], float] | None = None
+    """Returns the seconds in which an engine that does nothing else computes tokens ``start ... tokens - 1`` of a prompt, given
+    (start, tokens), with all tokens before cached. None if that is not known."""
+    decode_step_s: float = 0.0
+    """Seconds of a decode step of a single request: the time to read the weights."""
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     """Seeded; the policy's only source of randomness."""

@@ -33,6 +33,10 @@ class SchedulingPolicy:
     fcfs_above: int | None = None
     """``order`` is not asked while more requests wait: their order stays, and new ones are tried last; None: no limit."""
 
+    may_hold: bool = False
+    """Whether the order that the policy keeps may have no first one: nobody is then admitted in this round of admission. The next
+    one comes after the step that is formed; if nothing runs, nothing else would bring it about."""
+
     def bind(self, context: PolicyContext) -> None:
         """Called once, before the run. The context's tier is the GPU tier."""
 
@@ -56,6 +60,21 @@ class SchedulingPolicy:
         Without it, the youngest request is retracted.
         """
         return 0.0
+
+    def on_admitted(self, waiting: Waiting, tokens: int) -> None:
+        """Called when a request has been admitted: ``tokens`` tokens are neither cached nor loaded, and are to be computed.
+
+        These are tokens of its prompt and, after a retraction, of its answer so far.
+        """
+
+    def on_computed(self, waiting: Waiting) -> None:
+        """Called once after each ``on_admitted``: these tokens are computed, or the request has been given up before that."""
+
+    def on_generated(self, waiting: Waiting, tokens: int) -> None:
+        """Called when a request has generated ``tokens`` tokens since the last call.
+
+        That is before each round of admission while others wait, and when it ends, waits again or is given up.
+        """
 
     def without_effect(self) -> Sequence[str]:
         """Return the names of settings that have no effect because of the others: an error if the user gives one."""

@@ -28,8 +28,8 @@ class KeptOrder(metaclass=ABCMeta):
         """
 
     @abstractmethod
-    def first(self) -> Waiting:
-        """Return the request to try first; there is one."""
+    def first(self) -> Waiting | None:
+        """Return the request to try first; one waits. None, if the policy ``may_hold``: nobody is to be admitted now."""
 
     @abstractmethod
     def in_order(self) -> list[Waiting]:

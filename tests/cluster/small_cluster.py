@@ -238,6 +238,7 @@ def router_for(policy: RoutingPolicy, engines: Sequence[SmallEngine], page_token
         capacities=[engine.gpu.pool.capacity for engine in engines],
         page_tokens=page_tokens,
         holders=holders.of,
+        prefill_s=lambda start, tokens: float(tokens - start),
     )
     policy.bind(context)
     return Router(policy, known, holders)

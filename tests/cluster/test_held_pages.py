@@ -71,3 +71,14 @@ def test_late_knowledge_is_what_was_held_then(seed: int) -> None:
         for start in ("abab", "bbb", word):
             extents = cache.request(start).runs
             assert held.leading_pages(extents) == leading(extents, known)
+
+
+def test_of_larger_pages_the_whole_ones_count_that_continue_what_is_known() -> None:
+    """Three pages are told of as one, by the last of them: 2 and 5 of a path 0 to 7."""
+    held = HeldPages()
+    held.stored(GPU_TIER, ((2, 1), (5, 1)))
+    path = ((0, 8),)
+    assert [held.following_pages(path, after, 3) for after in range(9)] == [6, 5, 4, 3, 2, 1, 0, 0, 0]
+    held.dropped(GPU_TIER, ((2, 1),))
+    assert [held.following_pages(path, after, 3) for after in (0, 3)] == [0, 3]
+    assert [held.following_pages(path, after, 1) for after in (0, 5)] == [0, 1]

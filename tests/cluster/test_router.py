@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.cluster.router import KnownEngine, Router, known_engines
+from kvsim.cluster.router import KnownEngine, Report, Router, known_engines
 from kvsim.core.answers import PolicyError
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
@@ -143,7 +143,7 @@ def test_reports_arrive_with_the_staleness_of_the_policy(staleness_s: float, kno
     router = Router(policy, engines)
     router.send(prompt((0, 4)), now)
     now = 1.0
-    router.engines[1].report(5, 6, 7)
+    router.engines[1].report(Report(5, 6, 7))
     (watch,) = tiers[1].watches
     watch.stored(tiers[1], ((0, 3),))
     router.send(prompt((0, 4)), now)

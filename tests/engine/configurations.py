@@ -188,8 +188,20 @@ POLICY_SETTINGS: dict[str, list[str]] = {
     "threshold": ["prefetch.min_tokens=1", "prefetch.in_flight_fraction=1.0", "prefetch.load_min_tokens=0"],
     "adaptive": ["prefetch.min_tokens=1", "prefetch.load_min_tokens=4"],
     "priority": ["scheduling.max_wait_s=0.05"],
+    "strata": ["scheduling.delay_hit_tokens=4", "scheduling.load_ratio=0.5", "scheduling.look_ahead=3"],
+    "dlpm": ["scheduling.quantum_tokens=5", "scheduling.max_wait_s=0.5"],
     "kv_aware": ["routing.staleness_s=0.01", "routing.router_temperature=0.5"],
     "prefix_aware": ["routing.balance_abs_threshold=1"],
+    "dynamo": ["routing.router_predicted_ttl_s=0.1", "routing.overlap_score_credit_decay=1", "routing.staleness_s=0.01"],
+    "llm_d": [
+        "routing.prefix=precise",
+        "routing.no_hit_lru_weight=1",
+        "routing.picker=weighted_random",
+        "routing.staleness_s=0.01",
+    ],
+    "preble": ["routing.window_s=0.2", "routing.balance_threshold=1"],
+    "kv_routing_greedy": ["routing.half_life_s=0.01", "routing.slack_s=0", "routing.max_tree_tokens=20"],
+    "skylb": ["routing.staleness_s=0.01", "routing.max_tree_tokens=20"],
     "by_length": ["placement.min_tokens=8", "placement.disk_min_tokens=13"],
     "write_back": ["placement.watermark=0.5"],
     "store_threshold": ["placement.k=2", "placement.tracker_pages=9"],
@@ -306,7 +318,7 @@ def cluster_settings(draw: st.DrawFn, tiers: Sequence[str], *, is_hybrid: bool, 
     if is_divisible and draw(st.booleans()):
         prefill = draw(st.integers(1, engines - 1))
         settings += [f"cluster.prefill={prefill}", f"cluster.decode={engines - prefill}"]
-        settings += draw(policies("routing", choices("routing"), "@cluster.decode_routing"))
+        settings += draw(policies("routing", [name for name in choices("routing") if name != "skylb"], "@cluster.decode_routing"))
         settings.append(f"hardware.interconnect_bytes_per_s={PAGE_BYTES * draw(st.sampled_from([30.0, 1e5]))}")
     else:
         settings.append(f"cluster.engines={engines}")

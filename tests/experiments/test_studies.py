@@ -339,6 +339,45 @@ def test_routing(trace: Path, sessions: Path, tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "out" / "results.html").exists()
 
 
+@pytest.mark.long
+def test_all_routers(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = study("routers", monkeypatch, "--conversation", str(trace), "--limit", "30", "--output", str(tmp_path / "out"))
+    monkeypatch.setattr(module, "LOADS", (0.35, 0.5))
+    assert module.STUDY.main() == 0
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert verdicts(table) == 5 and "## p99 TTFT (s)" in table
+    assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 2 * len(module.ROUTERS)
+
+
+def test_every_router_is_in_the_study_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = study("routers", monkeypatch)
+    assert sorted(module.NAMES) == sorted(path.stem for path in (EXPERIMENTS.parent / "conf" / "routing").glob("*.yaml"))
+
+
+def test_what_is_claimed_of_all_routers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Routers as the claims have them, then with one number changed."""
+    module = study("routers", monkeypatch)
+    alike = {cell: module.Row(0.5, mean_s=3.0, p50_s=1.0, p99_s=9.0, imbalance=1.0) for cell in module.cells()}
+    for load in module.LOADS:
+        for name, changed in (
+            ("round_robin", {"hit_rate": 0.1, "mean_s": 4.0}), ("lmetric", {"mean_s": 1.0}), ("skylb", {"p99_s": 8.0}),
+            ("dynamo", {"hit_rate": 0.6}), ("llm_d", {"mean_s": 5.0}),
+        ):  # fmt: skip
+            cell = module.Cell(load, name)
+            alike[cell] = replace(alike[cell], **changed)
+
+    def held(router: str, load: float, **changed: float) -> list[bool]:
+        cell = module.Cell(load, router)
+        return [claim.holds for claim in module.claims(alike | {cell: replace(alike[cell], **changed)})]
+
+    assert held("random", 0.2) == [True] * 5
+    assert held("preble", 0.5, hit_rate=0.05) == [False, True, True, True, True]
+    assert held("random", 0.65, mean_s=0.5) == [True, False, True, True, True]
+    assert held("dynamo", 0.35, mean_s=3.1) == [True, True, False, True, True]
+    assert held("llm_d, active", 0.2, mean_s=4.5) == [True, True, True, False, True]
+    assert held("prefix_aware", 0.2, p99_s=7.0) == [True, True, True, True, False]
+
+
 def test_a_conversation_is_known_by_its_second_page(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten conversations, of three turns each; arrivals twice as fast."""
     study("routing", monkeypatch)

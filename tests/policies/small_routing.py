@@ -9,10 +9,11 @@ from omegaconf import OmegaConf
 from kvsim.cluster.router import Router, known_engines
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
-from kvsim.core.tier import Tier
+from kvsim.core.tier import Tier, chain
 from kvsim.pages.extents import Extent, count_pages
 from kvsim.plans.construct import construct
 from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.routing.base import RoutingPolicy
 from kvsim.policies.routing.context import RoutingContext
 
@@ -34,26 +35,48 @@ class SmallRouter(Router):
         super().__init__(policy, known_engines(policy, gpus, lambda: 0.0))
         self.gpus = gpus
 
-    def cached(self, engine: int, *extents: Extent) -> None:
-        """An engine has stored pages, and reports them."""
-        (watch,) = self.gpus[engine].watches
-        watch.stored(self.gpus[engine], extents)
+    def cached(self, engine: int, *extents: Extent, level: int = 0) -> None:
+        """An engine has stored pages on its GPU or, at a level of 1 or 2, in a tier below, and reports them."""
+        tier = [self.gpus[engine], *self.gpus[engine].all_below()][level]
+        (watch,) = tier.watches
+        watch.stored(tier, extents)
 
 
-def router(policy: RoutingPolicy, engines: int = 3, *, seed: int = 0, **known: Any) -> SmallRouter:
-    """A router before engines that are all up and empty; ``known`` is what else policies may know. The clock stands still."""
+def router(
+    policy: RoutingPolicy, engines: int = 3, *, seed: int = 0, lower: bool = False, capacity: int | None = None, **known: Any
+) -> SmallRouter:
+    """A router before engines that are all up and empty; ``known`` is what else policies may know. The clock stands still.
+
+    They compute a token of a prompt in a second, and one of an answer in half a second.
+
+    With ``lower``, each has a CPU tier and a disk of its own. ``capacity`` is that of a GPU tier, in pages.
+    """
     numbers = range(engines)
     policy.bind(
         RoutingContext(
             engines=numbers,
-            capacities=[None] * engines,
+            capacities=[capacity] * engines,
             page_tokens=PAGE_TOKENS,
+            prefill_s=lambda start, tokens: float(tokens - start),
+            decode_step_s=0.5,
             rng=np.random.default_rng(seed),
             **known,
         )
     )
-    gpus = {number: Tier("gpu", 0, Pool(None), LRU()) for number in numbers}
+    gpus = {number: Tier("gpu", 0, Pool(capacity), LRU()) for number in numbers}
+    for gpu in gpus.values() if lower else ():
+        chain([gpu, Tier("cpu", 1, Pool(None), LRU()), Tier("disk", 2, Pool(None), LRU())], [WriteThrough(), WriteThrough()])
     return SmallRouter(policy, gpus)
+
+
+def sent_to(small: SmallRouter, engine: int, request: Request, now: float = 0.0, *, is_computed: bool = False) -> Request:
+    """An engine gets a request, as the only one that is offered; the others stay as they are."""
+    offered, small._offered = small._offered, (small.engines[engine],)
+    assert small.send(request, now) == engine
+    small._offered = offered
+    if is_computed:
+        small.first_token(request, engine, now)
+    return request
 
 
 def prompt(*extents: Extent, index: int = 0, session: int = -1, output_tokens: int = 1) -> Request:
