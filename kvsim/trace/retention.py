@@ -40,8 +40,8 @@ def _range(record: Record, item: Any, prompt_tokens: int) -> RetentionRange:
             last = prompt_tokens if end is None or end > prompt_tokens else end
             return RetentionRange(min(begin, last), last, priority, _seconds(duration_ms))
     raise record.error(
-        f"retention must be a list of [begin, end, priority, duration_ms] with begin < end and a priority from 0 to {MOST_PRIORITY}, "
-        f"not {shown(item)}"
+        "retention must be a list of [begin, end, priority, duration_ms] with begin < end and a priority from 0 to "
+        f"{MOST_PRIORITY}, not {shown(item)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Learned prefix caching (Yang, Li, Li and Lloyd: Learned prefix caching for efficient LLM inference, NeurIPS 2025, section 3.4)."""
+"""LPC (Yang, Li, Li and Lloyd: Learned prefix caching for efficient LLM inference, NeurIPS 2025, section 3.4)."""
 
 from dataclasses import dataclass
 from math import inf, log

@@ -50,7 +50,7 @@ class RetentionPriority(RankedEviction):
         self._page_tokens = context.page_tokens
 
     def on_finish(self, request: Request, node: Node, now: float) -> None:
-        tier, said = self.tier, self._bands_of(request, now)
+        said = self._bands_of(request, now)
         path: Node = node
         while path.parent is not None:
             self._note(path, said, now)

@@ -1,5 +1,5 @@
-"""Session-aware eviction, after the cache of a site that runs agents on SGLang (github.com/sgl-project/sglang, issue 24656, comment
-of May 2026) and SGLang's cache with references of sessions (pull request 29173)."""
+"""Session-aware eviction, after a site that runs agents on SGLang (github.com/sgl-project/sglang, issue 24656, a comment of May
+2026) and SGLang's cache with references of sessions (its pull request 29173)."""
 
 from dataclasses import dataclass
 

@@ -71,7 +71,7 @@ def test_what_follows_the_prompt_has_a_directive_of_its_own() -> None:
 
 
 def test_settings_and_directives_are_checked() -> None:
-    with pytest.raises(ValueError, match="default_priority must be .* not 101"):
+    with pytest.raises(ValueError, match=r"default_priority must be .* not 101"):
         RetentionPriority(default_priority=101)
     with pytest.raises(ValueError, match="needs retention directives, which this trace does not have"):
         RetentionPriority().bind(PolicyContext(requests=[make_request([0])]))
