@@ -1,4 +1,5 @@
-"""Sparse checkpoints (Shirokikh and Nikolenko: Sparse prefix caching for hybrid and recurrent LLM serving, arXiv:2605.05219, 2026)."""
+"""Sparse checkpoints (Shirokikh and Nikolenko: Sparse prefix caching for hybrid and recurrent LLM serving, 2026,
+arXiv:2605.05219)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -10,7 +10,7 @@ from kvsim.policies.eviction.base import DEPTH, RankedEviction
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class HitsPerToken(RankedEviction):
-    """Lets long pieces of prompts go that few requests share, so that many short ones stay. For prompts of very different lengths.
+    """Lets long pieces of prompts go that few requests share, so that many short ones stay.
 
     hits / tokens of the leaf's node   lowest leaves first, then the least recently used
 

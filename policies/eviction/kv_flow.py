@@ -1,5 +1,5 @@
-"""Eviction by steps to the next call (Pan et al.: KVFlow: Efficient prefix caching for accelerating LLM-based multi-agent workflows,
-NeurIPS 2025, arXiv:2507.07400)."""
+"""KVFlow (Pan et al.: KVFlow: Efficient prefix caching for accelerating LLM-based multi-agent workflows, NeurIPS 2025,
+arXiv:2507.07400)."""
 
 from dataclasses import dataclass
 from math import inf
