@@ -33,8 +33,7 @@ class LearningAugmented(SampledEviction):
 
     The authors predict with gradient-boosted trees. Here the next use is the last one plus the mean time between the page's
     uses, of which each weighs as much as all before; after the first use, plus the mean of all pages / the share that was used
-    again before it left. A use that is overdue is as far away as the last one is past. LCR is the system around it, and not part of
-    this.
+    again before it left. A use that is overdue is as far away as the last one is past. LCR, the system around it, is not here.
 
     Of more candidates than ``samples``, so many are drawn. Of equal ones, the least recently used leaves. A leaf that has come
     into use counts as one until it is drawn. A page whose first request has not finished leaves last.
