@@ -27,7 +27,7 @@ def test_the_distance_counts_edits_and_swaps(one: str, other: str, edits: int) -
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("rlu", "lru"), ("LRU", "lru"), ("s3fifo", "s3_fifo"), ("S3-FIFO", "s3_fifo"),
+    [("lur", "lru"), ("LRU", "lru"), ("s3fifo", "s3_fifo"), ("S3-FIFO", "s3_fifo"),
      ("tinylfu", "w_tinylfu"),
      ("workload", "workload_aware"), ("lenght_awre", "length_aware"), ("gdfs", "gdsf"), ("acr", "arc"), ("random_", "random")],
 )  # fmt: skip
@@ -37,6 +37,7 @@ def test_a_short_or_long_typo_finds_its_policy(typed: str, meant: str) -> None:
 
 def test_equally_close_names_are_all_suggested() -> None:
     assert closest("lu", ["arc", "lfu", "lru"]) == "; did you mean lfu or lru?"
+    assert closest("rlu", EVICTION) == "; did you mean lru or rlt?"
     assert (
         closest("llama", ["llama3_405b", "llama3_70b", "llama3_08b", "llama3_03b", "tiny"])
         == "; did you mean llama3_405b, llama3_70b or llama3_08b?"

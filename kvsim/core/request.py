@@ -19,6 +19,19 @@ class Reset(NamedTuple):
     """Seconds since the start of the trace; nan: just before the request that it belongs to arrives."""
 
 
+class RetentionRange(NamedTuple):
+    """What a client says of a stretch of its request's tokens: how important it is to keep them, and for how long."""
+
+    begin: int
+    """First token, counted from the start of the prompt; the answer's tokens follow the prompt's."""
+    end: int
+    """The token after the last."""
+    priority: int
+    """0 to 100; higher is more important."""
+    duration_s: float
+    """Seconds from the request's end after which the priority is what it is without a directive; infinite: it stays."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
     """One prompt and the length of its answer.
@@ -48,6 +61,8 @@ class Request:
     """The trace's own request type (chat, agent, subagent, ...), for policies that use it."""
     priority: int = 0
     """Higher is more important; for policies that use it."""
+    retention: tuple[RetentionRange, ...] = ()
+    """Directives of its client, in order, without overlaps; for policies that use them."""
     tenant: str = ""
     """Whose request it is, if the trace says so."""
     output_runs: tuple[Extent, ...] | None = None

@@ -12,7 +12,7 @@ from kvsim.emulation.token_watch import TokenWatch
 from kvsim.engine.outcome import tier_names
 from kvsim.errors import UsageError
 from kvsim.pages.extents import split_extents
-from kvsim.plans.combinations import check_bypass
+from kvsim.plans.combinations import check_bypass, check_unforeseen
 from kvsim.plans.plan import Plan
 from kvsim.run.assembly import build_cluster_of, build_graphs, build_served
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
@@ -34,6 +34,7 @@ class Emulator:
         if plan.substrate != "simulated":
             raise UsageError("substrate: only simulated engines can be emulated: set substrate=simulated")
         check_bypass(plan, "simulate")
+        check_unforeseen(plan)
         self.plan = plan if plan.rules.cache_output is not None else plan.with_answers(True)
         self.speed = speed
         self.vocabulary: Sequence[int] = range(FIRST_TOKEN, FIRST_TOKEN + TOKENS)

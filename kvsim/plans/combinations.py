@@ -88,6 +88,14 @@ def check_bypass(plan: Plan, command: str) -> None:
             raise NoEffect("print_tree", f"on {name}, which has no tree")
 
 
+def check_unforeseen(plan: Plan, subject: str = "") -> None:
+    """Raise UsageError where requests come that nobody knows in advance, for an eviction policy that looks ahead."""
+    for tier in plan.tiers:
+        if tier.eviction.needs_future:
+            name = type(tier.eviction).__name__
+            raise UsageError(f"{subject}eviction: {name} must know all requests in advance: choose another policy")
+
+
 def _check_own_cache(plan: Plan, command: str, keys: set[str]) -> None:
     """Raise UsageError if an engine's own rules do not fit the model, or for settings that the rules do not use."""
     rules = plan.rules

@@ -10,9 +10,9 @@ from kvsim.core.serving import Hits
 from kvsim.engine.outcome import tier_names
 from kvsim.errors import UsageError
 from kvsim.pages.extents import Extent
+from kvsim.plans.combinations import check_unforeseen
 from kvsim.plans.plan import Plan
 from kvsim.plans.policy_errors import policies_named
-from kvsim.policies.eviction.base import BypassEviction
 from kvsim.replaying.replay import Replay
 from kvsim.run.assembly import build_tiers
 from kvsim.run.play import open_replay, with_known_answers
@@ -62,10 +62,7 @@ class Ghost:
     def __init__(self, name: str, plan: Plan, window: int) -> None:
         self.name = name
         self.plan = with_known_answers(plan, [])
-        for tier in plan.tiers:
-            if isinstance(tier.eviction, BypassEviction):
-                policy = type(tier.eviction).__name__
-                raise UsageError(f"ghost {name}: eviction: {policy} must know all requests in advance: choose another policy")
+        check_unforeseen(plan, f"ghost {name}: ")
         self.problem = ""
         """Why it has stopped; empty while it runs."""
         self.emptied = 0

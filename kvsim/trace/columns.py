@@ -10,7 +10,8 @@ from kvsim.trace.records import Record
 
 FIELDS = frozenset((
     "timestamp", "created_time", "session_id", "delay", "delay_ms", "priority", "tenant", "lora", "n", "turn", "type",
-    "persistent", "images", "multimodal", "note", "reset", "context_mode", "input_length", "input_tokens",
+    "persistent", "retention", "decode_retention",
+    "images", "multimodal", "note", "reset", "context_mode", "input_length", "input_tokens",
     "output_length", "output_tokens", "hash_ids", "hash_ids_rle", "output_hash_ids", "block_size", "token_ids",
     "output_token_ids", "chat_id", "parent_chat_id", "requests", "id", "seq_len", "chunk_hashes", "chunk_size",
     "request_id", "model_name", "TIMESTAMP", "ContextTokens", "GeneratedTokens", "Timestamp", "Request tokens",

@@ -11,6 +11,7 @@ from kvsim.core.request import Request
 from kvsim.errors import UsageError
 from kvsim.pages.extents import Extent
 from kvsim.trace.base import Trace
+from kvsim.trace.retention import fields_of
 
 
 def as_lines(trace: Trace, *, packed: bool) -> Iterator[bytes]:
@@ -67,7 +68,7 @@ def _described(request: Request, tenants: dict[str, int], turns: dict[int, int],
         "images": request.images,
         "n": request.samples if request.samples > 1 else None,
     }
-    fields |= {name: value for name, value in optional.items() if value}
+    fields |= {name: value for name, value in optional.items() if value} | fields_of(request.retention, request.prompt_tokens)
     if request.output_runs is not None:
         answers = [_ids(extents) for extents in (request.output_runs, *request.sample_output_runs)]
         fields["output_hash_ids"] = answers if request.samples > 1 else answers[0]

@@ -15,6 +15,7 @@ from kvsim.trace.deltas import Deltas
 from kvsim.trace.hashed import HashedTrace
 from kvsim.trace.records import AT_LEAST_ONE, SIGNED, Record, extents_of, shown
 from kvsim.trace.resets import read_requests
+from kvsim.trace.retention import retention_of
 from kvsim.trace.timetable import Place, TimedTrace, Timetable
 
 ANSWER = "output_hash_ids"
@@ -37,6 +38,7 @@ class Mooncake(HashedTrace, TimedTrace):
 
         timestamp, session_id, delay    see Timetable
         priority                        an integer; 0 if absent
+        retention, decode_retention     how important tokens are and for how long (see ``retention_of``)
         n                               the number of answers to the prompt; 1 if absent. ``answers=inferred`` infers the first
         turn                            the position in the session, from 1; the lines of a session are counted if absent
         type, tenant                    a string or an integer; the request's kind, and whose it is
@@ -122,6 +124,7 @@ class Mooncake(HashedTrace, TimedTrace):
             runs=extents,
             prompt_pages=prompt_pages,
             priority=record.integer("priority", SIGNED) if record.has("priority") else 0,
+            retention=retention_of(record, prompt_tokens),
             samples=record.samples(self.max_tokens, output_tokens),
             images=record.stretches("images", prompt_tokens),
             kind=str(record.name("type")) if record.has("type") else "",

@@ -14,6 +14,7 @@ from kvsim.trace.page_hasher import PageHasher, Span
 from kvsim.trace.page_index import PageIndex
 from kvsim.trace.records import SIGNED, Record
 from kvsim.trace.resets import read_requests
+from kvsim.trace.retention import retention_of
 from kvsim.trace.timetable import TimedTrace, Timetable
 
 
@@ -23,6 +24,7 @@ class Tokens(FileTrace, TimedTrace):
 
         timestamp, session_id, delay    see Timetable; without timestamps, sessions begin at time 0 or at ``sessions_per_s``
         priority                        an integer; 0 if absent
+        retention, decode_retention     how important tokens are and for how long (see ``retention_of``)
         tenant, lora                    a string or an integer; prompts that differ in either share no pages
         output_token_ids                the ``output_length`` tokens of the answer; with ``n``, a list of answers
         n                               the number of answers to the prompt, 1 if absent; each has ``output_length`` tokens
@@ -98,6 +100,7 @@ class Tokens(FileTrace, TimedTrace):
             runs=index.lookup(keys),
             prompt_pages=len(keys),
             priority=record.integer("priority", SIGNED) if record.has("priority") else 0,
+            retention=retention_of(record, len(tokens)),
             output_runs=output_runs[0] if output_runs else None,
             sample_output_runs=output_runs[1:],
             samples=samples,

@@ -25,6 +25,11 @@ DEPTH: Final = 1e9
 class EvictionPolicy(Eviction):
     """The base class of eviction policies. ``Eviction`` says what the core asks and announces."""
 
+    @property
+    def needs_future(self) -> bool:
+        """Whether it looks ahead in ``context.requests``, so that it cannot serve requests that nobody knows in advance."""
+        return False
+
     def bind(self, context: PolicyContext) -> None:
         """Called once, before the run."""
         self.tier = context.tier
@@ -46,6 +51,10 @@ class BypassEviction(EvictionPolicy):
     Such a policy keeps track of its pages itself: ``bounds/bypass.py`` runs it, in a replay of one tier only. The same object
     may serve several runs.
     """
+
+    @property
+    def needs_future(self) -> bool:
+        return True
 
     def on_evictable(self, node: Node) -> None:
         """Never called: there are no nodes."""

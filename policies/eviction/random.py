@@ -9,6 +9,7 @@ from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
+from kvsim.policies.eviction.leaves import Leaves
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -20,8 +21,7 @@ class Random(EvictionPolicy):
     """
 
     def __post_init__(self) -> None:
-        self._leaves: list[Node] = []
-        self._places: dict[Node, int] = {}
+        self._leaves = Leaves()
         self._drawn: Node | None = None
 
     def bind(self, context: PolicyContext) -> None:
@@ -29,26 +29,18 @@ class Random(EvictionPolicy):
         self._rng: np.random.Generator = context.rng
 
     def on_evictable(self, node: Node) -> None:
-        if node not in self._places and node is not self._drawn:
-            self._places[node] = len(self._leaves)
-            self._leaves.append(node)
+        if node is not self._drawn:
+            self._leaves.add(node)
 
     def victims(self, now: float) -> Iterator[Node]:
         while True:
             if self._drawn is None:
-                if not self._leaves:
+                if not self._leaves.nodes:
                     break
-                self._drawn = self._leaves[int(self._rng.random() * len(self._leaves))]
-                self._forget(self._drawn)
+                self._drawn = self._leaves.at(self._rng.random())
+                self._leaves.remove(self._drawn)
             node = self._drawn
             if node.is_evictable(self.tier):
                 yield node
             if not node.is_evictable(self.tier):
                 self._drawn = None
-
-    def _forget(self, node: Node) -> None:
-        """Remove a node from the list of leaves; the last leaf takes its place."""
-        place, last = self._places.pop(node), self._leaves.pop()
-        if last is not node:
-            self._leaves[place] = last
-            self._places[last] = place

@@ -117,6 +117,8 @@ class PageModel:
         for page in held.path:
             page.finished = held.request, self.now
             page.priority = max(page.priority, held.request.priority)
+        for ranking in self.rankings:
+            ranking.finished(held.request, held.path, self.now)
         for edge in self.edges:
             if edge.placement.watermark:
                 self.copy_early(edge)

@@ -49,6 +49,8 @@ class Ranking(NamedTuple):
     rank: Callable[[Page, int, float], Any]
     """Called with a page, the index of its tier, and the time."""
     ages: bool = False
+    finished: Callable[[Request, Sequence[Page], float], None] = lambda request, path, now: None
+    """Told of each request that has finished, before its pages are free to go."""
 
 
 LRU = Ranking(lambda page, tier, now: page.used)
@@ -90,6 +92,44 @@ def ttl(ttl_s: float) -> Ranking:
         return request.session >= 0 and finished_s + ttl_s > now, page.used
 
     return Ranking(rank)
+
+
+def session_aware() -> Ranking:
+    latest: dict[int, int] = {}
+
+    def finished(request: Request, path: Sequence[Page], now: float) -> None:
+        latest[request.session] = request.index
+
+    def rank(page: Page, tier: int, now: float) -> tuple[bool, float]:
+        if not page.finished:
+            return True, page.used
+        request, _ = page.finished
+        return request.session >= 0 and latest[request.session] == request.index, page.used
+
+    return Ranking(rank, finished=finished)
+
+
+def retention(default: int, page_tokens: int) -> Ranking:
+    said: dict[Page, tuple[float, float]] = {}
+
+    def at(page: Page, now: float) -> tuple[float, float]:
+        """Its priority, and since when that is the default again."""
+        priority, until_s = said.get(page, (default, inf))
+        return (priority, -inf) if until_s > now else (default, until_s)
+
+    def finished(request: Request, path: Sequence[Page], now: float) -> None:
+        for page in path:
+            first = (page.depth - 1) * page_tokens
+            found = [one for one in request.retention if one.begin <= first < one.end]
+            said[page] = (found[0].priority, now + found[0].duration_s) if found else (at(page, now)[0], inf)
+
+    def rank(page: Page, tier: int, now: float) -> tuple[float, float, float]:
+        if page not in said:
+            return inf, page.used, page.used
+        priority, since_s = at(page, now)
+        return priority, max(since_s, page.used), page.used
+
+    return Ranking(rank, finished=finished)
 
 
 # --- placement -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.core.cache import Cache
-from kvsim.core.request import Request
+from kvsim.core.request import Request, RetentionRange
 from kvsim.core.rules import Rules
 from kvsim.core.tier import Tier
 from kvsim.engine.outcome import FINISHED
@@ -31,6 +31,8 @@ from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.lru_k import LRUK
 from kvsim.policies.eviction.mru import MRU
 from kvsim.policies.eviction.priority import Priority
+from kvsim.policies.eviction.retention import RetentionPriority
+from kvsim.policies.eviction.session_aware import SessionAware
 from kvsim.policies.eviction.slru import SegmentedLRU
 from kvsim.policies.eviction.tail_latency import TailLatency
 from kvsim.policies.eviction.ttl import TimeToLive
@@ -86,6 +88,8 @@ EVICTIONS: dict[str, tuple[Callable[[], Any], Callable[[int], rules.Ranking]]] =
     "priority": (Priority, lambda tokens: rules.PRIORITY),
     "tail_latency": (lambda: TailLatency(threshold=4, next_prompt_estimate=1), lambda tokens: rules.tail_latency(4, 1, tokens)),
     "ttl": (lambda: TimeToLive(ttl_s=2.5), lambda tokens: rules.ttl(2.5)),
+    "session_aware": (SessionAware, lambda tokens: rules.session_aware()),
+    "retention": (lambda: RetentionPriority(default_priority=35), lambda tokens: rules.retention(35, tokens)),
 }
 """By name, what makes the policy and, from the tokens of a page, its rule."""
 
@@ -291,7 +295,8 @@ class Workload(list[Request]):
             ids = ",".join(str(page) for page in pages_of(request.runs))
             tokens = f"{request.prompt_tokens}+{request.output_tokens}"
             lines.append(
-                f"{request.arrival_s:g}: {ids} ({tokens} tokens, session {request.session}, priority {request.priority})"
+                f"{request.arrival_s:g}: {ids} ({tokens} tokens, session {request.session}, priority {request.priority}, "
+                f"retention {[tuple(one) for one in request.retention]})"
             )
         return "\n".join(["", *lines, ""])
 
@@ -311,9 +316,20 @@ def workloads(draw: st.DrawFn, page_tokens: int, longest: int) -> Workload:
                 arrival_s=now,
                 session=draw(st.integers(-1, 2)),
                 priority=draw(st.integers(0, 2)),
+                retention=draw(directives(page_tokens * longest)),
             )
         )
     return requests
+
+
+@st.composite
+def directives(draw: st.DrawFn, tokens: int) -> tuple[RetentionRange, ...]:
+    """Of most requests none; else one or two that do not overlap, some without an end."""
+    if draw(st.integers(0, 2)):
+        return ()
+    begin, middle, end = sorted(draw(st.lists(st.integers(0, 2 * tokens), min_size=3, max_size=3, unique=True)))
+    of = st.tuples(st.sampled_from([0, 20, 35, 50]), st.sampled_from([1.0, 3.5, inf]))
+    return (RetentionRange(begin, middle, *draw(of)), RetentionRange(middle, end, *draw(of)))[: draw(st.integers(1, 2))]
 
 
 @st.composite

@@ -150,9 +150,10 @@ def test_every_yaml_composes_to_its_class_with_its_defaults(choice: str) -> None
 def test_policies_are_listed_with_purpose_and_defaults() -> None:
     listed = {name: (purpose, settings) for name, purpose, settings in policies("checkpoint")}
     common = "max_states_per_path=None\ndetached=false\ndetached_states=None"
-    assert sorted(listed) == CHOICES == ["branch", "every_page", "interval", "last", "none", "retention"]
+    assert sorted(listed) == CHOICES == ["branch", "every_page", "interval", "last", "none", "retention", "sparse"]
     assert listed["interval"][1] == f"tokens=256\n{common}"
     assert listed["retention"][1] == f"interval_tokens=0\n{common}"
+    assert listed["sparse"][1] == f"spacing=learned\nstates=None\n{common}"
     assert listed["none"][1] == ""
     assert listed["branch"][1] == f"prompt_end=false\n{common}"
     assert all(listed[name][1] == common for name in ("every_page", "last"))

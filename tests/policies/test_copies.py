@@ -14,8 +14,11 @@ from kvsim.core.tree import READY
 from kvsim.engine.prefetching import Prefetching
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lfu_da import LFUDynamicAging
+from kvsim.policies.eviction.lpc import LearnedPrefix
 from kvsim.policies.eviction.lru_k import LRUK
 from kvsim.policies.eviction.priority import Priority
+from kvsim.policies.eviction.rlt import RandomLeaf
+from kvsim.policies.eviction.session_aware import SessionAware
 from kvsim.policies.eviction.tail_latency import TailLatency
 from kvsim.policies.eviction.ttl import TimeToLive
 from kvsim.policies.placement.exclusive import Exclusive
@@ -36,6 +39,9 @@ POLICIES: dict[str, Any] = {
     "priority": Priority,
     "ttl": partial(TimeToLive, ttl_s=40),
     "tail_latency": partial(TailLatency, threshold=4096),
+    "session_aware": SessionAware,
+    "lpc": LearnedPrefix,
+    "rlt": RandomLeaf,
 }
 """Those that note something with each node."""
 

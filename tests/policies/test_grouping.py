@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.core.cache import Cache
-from kvsim.core.request import Request
+from kvsim.core.request import Request, RetentionRange
 from kvsim.core.rules import Rules
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
@@ -22,12 +22,15 @@ from kvsim.policies.eviction.gdsf import GDSF
 from kvsim.policies.eviction.length_aware import LengthAware
 from kvsim.policies.eviction.lfu import LFU
 from kvsim.policies.eviction.lfu_da import LFUDynamicAging
+from kvsim.policies.eviction.lpc import LearnedPrefix
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.eviction.lru_k import LRUK
 from kvsim.policies.eviction.mq import MultiQueue
 from kvsim.policies.eviction.mru import MRU
 from kvsim.policies.eviction.priority import Priority
+from kvsim.policies.eviction.retention import RetentionPriority
 from kvsim.policies.eviction.s3_fifo import S3FIFO
+from kvsim.policies.eviction.session_aware import SessionAware
 from kvsim.policies.eviction.sieve import Sieve
 from kvsim.policies.eviction.slru import SegmentedLRU, SizedSegmentedLRU
 from kvsim.policies.eviction.tail_latency import TailLatency
@@ -56,6 +59,7 @@ EVICTIONS: dict[str, Any] = {
     "lru": LRU, "lru_k": LRUK, "mq": MultiQueue, "mru": MRU, "s3_fifo": S3FIFO, "sieve": Sieve, "slru": SegmentedLRU,
     "slru_sized": SizedSegmentedLRU, "ttl": partial(TimeToLive, ttl_s=4), "two_q": TwoQ, "w_tinylfu": WTinyLFU,
     "priority": Priority, "tail_latency": partial(TailLatency, threshold=4), "workload_aware": WorkloadAware,
+    "lpc": partial(LearnedPrefix, interval_s=9.0), "retention": RetentionPriority, "session_aware": SessionAware,
 }  # fmt: skip
 EXAMPLES = int(os.environ.get("KVSIM_MODEL_EXAMPLES", 20))
 """How many random workloads each policy plays."""
@@ -116,6 +120,7 @@ def play(
 def test_single_pages_fare_as_nodes_do(name: str, requests: list[Request], **setting: Any) -> None:
     for at, request in enumerate(requests):
         request.arrival_s, request.session, request.priority, request.kind = float(at), at % 3, at % 2, "ab"[at % 2]
+        request.turn, request.retention = at // 3, (RetentionRange(5, 17, 60 * (at % 2), 4.0),) * (at % 4 != 3)
     nodes, pages = (play(player, requests, eviction=EVICTIONS[name], **setting) for player in (Replay.run, play_single_pages))
     assert nodes.hit_pages.tolist() == pages.hit_pages.tolist()
     assert (nodes.tiers, nodes.placement, nodes.prefetch) == (pages.tiers, pages.placement, pages.prefetch)

@@ -1,0 +1,33 @@
+"""The leaves of a tier, for policies that draw some of them."""
+
+from kvsim.core.tree import Node
+
+
+class Leaves:
+    """Nodes in a list without order: adding, removing and drawing one take constant time.
+
+    A node that is no leaf any more stays until it is removed: whoever draws it looks first.
+    """
+
+    __slots__ = ("nodes", "places")
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.places: dict[Node, int] = {}
+
+    def add(self, node: Node) -> None:
+        """Add a node; one that is there already stays."""
+        if node not in self.places:
+            self.places[node] = len(self.nodes)
+            self.nodes.append(node)
+
+    def remove(self, node: Node) -> None:
+        """Remove a node that is there; the last one takes its place."""
+        place, last = self.places.pop(node), self.nodes.pop()
+        if last is not node:
+            self.nodes[place] = last
+            self.places[last] = place
+
+    def at(self, fraction: float) -> Node:
+        """Return the node at a fraction, from 0 to below 1, of the list; there must be one."""
+        return self.nodes[int(fraction * len(self.nodes))]

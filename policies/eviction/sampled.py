@@ -1,0 +1,87 @@
+"""Base class of policies that score a few leaves drawn at random: for scores that change with time, so that no order lasts."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from kvsim.core.subclassing import mypyc_attr
+from kvsim.core.tree import Node
+from kvsim.numbers import Whole, check_settings
+from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.base import EvictionPolicy
+from kvsim.policies.eviction.leaves import Leaves
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(kw_only=True, eq=False)
+class SampledEviction(EvictionPolicy):
+    """Evicts the leaf of the lowest score among ``samples`` leaves, drawn with replacement; among all if there are no more.
+
+    Of equal scores, the least recently used leaf goes, and of these the one drawn first.
+    """
+
+    samples: int = 32
+
+    def __post_init__(self) -> None:
+        check_settings(self, Whole(1), "samples")
+        self._leaves = Leaves()
+
+    def bind(self, context: PolicyContext) -> None:
+        super().bind(context)
+        self._rng: np.random.Generator = context.rng
+
+    @abstractmethod
+    def score(self, node: Node, now: float) -> float:
+        """Return what the node's last page is worth at ``now``, in seconds of the run; the lowest leaves first."""
+
+    def on_evictable(self, node: Node) -> None:
+        self._leaves.add(node)
+
+    def victims(self, now: float) -> Iterator[Node]:
+        while (node := self._lowest(now)) is not None:
+            self._leaves.remove(node)
+            self.limit(node)
+            yield node
+
+    def limit(self, node: Node) -> None:
+        """Called for each victim, to limit ``most_pages``."""
+
+    def _lowest(self, now: float) -> Node | None:
+        """Return the drawn leaf of the lowest score; None if there is no leaf."""
+        lowest: Node | None = None
+        least, least_used = 0.0, 0.0
+        for node in self._candidates():
+            score, used = self.score(node, now), node.last_used_in(self.tier)
+            if lowest is None or score < least or score == least and used < least_used:
+                lowest, least, least_used = node, score, used
+        return lowest
+
+    def _candidates(self) -> list[Node]:
+        """Return the leaves to compare, and drop what is no leaf any more where it is met."""
+        leaves, tier = self._leaves, self.tier
+        if len(leaves.nodes) <= self.samples:
+            for node in [node for node in leaves.nodes if not node.is_evictable(tier)]:
+                leaves.remove(node)
+            return leaves.nodes
+        drawn: list[Node] = []
+        for fraction in self._rng.random(self.samples).tolist():
+            while leaves.nodes and not (node := leaves.at(fraction)).is_evictable(tier):
+                leaves.remove(node)
+            if not leaves.nodes:
+                break
+            drawn.append(node)
+        return drawn
+
+
+def flops_of_page(context: PolicyContext) -> Callable[[int], float]:
+    """Return a function from the depth at which a page ends, in pages, to the FLOPs saved by it if all pages before are cached.
+
+    Raises ValueError without a model.
+    """
+    if context.model is None:
+        raise ValueError("needs a model")
+    tokens = context.page_tokens
+    return cache(lambda end: context.saved_flops((end - 1) * tokens, end * tokens))

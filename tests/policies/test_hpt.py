@@ -1,0 +1,37 @@
+"""Hits per token by hand."""
+
+from kvsim.policies.eviction.hpt import HitsPerToken
+from tests.core.small import offered
+from tests.policies.small import filled
+
+
+def test_the_fewest_hits_for_its_length_leave_first() -> None:
+    """abcd: 1 / 4; xy, used twice: 2 / 2; z, used last: 1 / 1, and w before it."""
+    cache = filled(HitsPerToken(), "w", "xy", "xy", "abcd", "z")
+    assert [node.pages for node in offered(cache.gpu.eviction, 99.0)] == [4, 1, 2, 1]
+    assert cache.leaving_order()[0] == "d"
+
+
+def test_equals_leave_least_recently_used_first() -> None:
+    cache = filled(HitsPerToken(), "ab", "cd", "ef", "cd", "ab")
+    assert [cache.words.text(node.runs) for node in offered(cache.gpu.eviction, 99.0)] == ["ef", "cd", "ab"]
+
+
+def test_what_is_left_of_a_victim_ranks_by_its_own_length() -> None:
+    """abcd: 1 / 4, then abc: 1 / 3, then ab: 1 / 2 like xy, which was used later."""
+    assert filled(HitsPerToken(), "abcd", "xy").leaving_order() == "dcbyax"
+
+
+def test_a_cut_shortens_and_a_merge_lengthens() -> None:
+    """abx parts abcd after ab. When x has left, abcd is whole again, but ab has a hit more than cd: they stay apart."""
+    cache = filled(HitsPerToken(), "abcd", "abx", "yz")
+    policy = cache.gpu.eviction
+    assert policy.rank(cache.node("abcd"))[0] == 1 / 2 and policy.rank(cache.node("ab"))[0] == 2 / 2
+    looked = filled(HitsPerToken(), "abcd", "yz")
+    whole = looked.node("abcd")
+    looked.residency.cut(whole, 2)
+    assert offered(looked.gpu.eviction, 99.0)[0] is whole
+    looked.residency.merge(whole.parent)
+    assert whole.pages == 4 and looked.gpu.eviction.rank(whole)[0] == 1 / 4
+    assert offered(looked.gpu.eviction, 99.0) == [whole, looked.node("yz")]
+    assert looked.leaving_order()[0] == "d"
