@@ -14,7 +14,7 @@ FLOORS = (
     ("cli",),
     ("commands",),
     ("api",),
-    ("sweeps", "emulation", "shadow"),
+    ("sweeps", "emulation", "shadow", "training"),
     ("run", "calibration"),
     ("plans", "report", "servers", "kv_events"),
     ("engines", "replaying", "cluster", "substrate", "trace", "results"),

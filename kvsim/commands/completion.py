@@ -48,7 +48,7 @@ complete -c kvsim -f -a '(kvsim --complete (commandline -cp | string collect) 2>
 """,
 }
 FAMILIES = ("eviction", "prefetch", "placement", "checkpoint", "routing", "scheduling")
-WITH_SETTINGS = ("simulate", "replay", "saturate", "plan", "curve", "leaderboard", "validate", "calibrate", "serve")
+WITH_SETTINGS = ("simulate", "replay", "saturate", "plan", "curve", "leaderboard", "train", "validate", "calibrate", "serve")
 SUBCOMMANDS = {"trace": ("info", "convert", "fetch"), "policies": FAMILIES, "new": FAMILIES}
 """First words after the commands that take some."""
 PATHS = ("path", "folder", "output", "disk", "results", "prices")

@@ -20,7 +20,9 @@ MORE = (
 )
 MOST_BEGUN = 4
 """Settings that are suggested for the beginning of their names."""
-WITH_HELP = ("simulate", "replay", "saturate", "plan", "curve", "leaderboard", "validate", "calibrate", "serve", "shadow")
+WITH_HELP = (
+    "simulate", "replay", "saturate", "plan", "curve", "leaderboard", "train", "validate", "calibrate", "serve", "shadow",
+)  # fmt: skip
 """Commands that take a configuration."""
 
 

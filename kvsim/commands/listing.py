@@ -7,6 +7,7 @@ COMMANDS = {
     "plan": "find the cheapest configuration that meets objectives for latency, by your prices, and the flags to start it",
     "curve": "plot hit rate against capacity: LRU exactly and in one pass, other policies by replay",
     "leaderboard": "rank the policies of a family, yours among them, on traces and capacities, with noise, bounds and costs",
+    "train": "train a model of which pages to keep, on a part of a trace, for eviction=learned",
     "calibrate": "measure this machine or a server and write conf/hardware/NAME.yaml",
     "validate": "compare a simulated run with the same run on this machine's GPU, or with server=URL on vLLM or SGLang",
     "shadow": "watch running vLLM or SGLang servers: what other caches would find in the same requests",

@@ -240,6 +240,7 @@ def resolve(cfg: DictConfig) -> Config:
         "disk",
         "curve",
         "leaderboard",
+        "train",
         "saturate",
         "plan",
         "slo",

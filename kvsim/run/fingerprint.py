@@ -26,7 +26,8 @@ BESIDE_RESULTS = ("logger",)
 def configuration_hash(plan: Plan, command: str) -> str:
     """Hash everything that determines a run's result: command, configuration, trace content and code. 32 hexadecimal digits."""
     config = {name: value for name, value in plan.config.items() if name not in BESIDE_RESULTS}
-    return digest([command, config, trace_content(plan), *(code_of(module) for module in _modules(config))])
+    contents = [trace_content(plan), *_policy_contents(plan)]
+    return digest([command, config, *contents, *(code_of(module) for module in _modules(config))])
 
 
 def bound_names(plan: Plan, requests: Sequence[Request]) -> dict[str, str]:
@@ -66,6 +67,13 @@ def trace_content(plan: Plan) -> str | None:
     states = [(os.path.abspath(path), os.stat(path)) for path in paths]
     first, *others = [_file_content(path, state.st_mtime_ns, state.st_size) for path, state in states]
     return digest([first, *others]) if others else first
+
+
+def _policy_contents(plan: Plan) -> Iterator[str]:
+    """Hash the files that eviction policies read."""
+    for path in (path for tier in plan.tiers for path in tier.eviction.files):
+        state = os.stat(path)
+        yield _file_content(os.path.abspath(path), state.st_mtime_ns, state.st_size)
 
 
 @cache

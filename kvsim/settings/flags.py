@@ -30,7 +30,7 @@ SHORT = {
     "-cn": "--config-name",
     "-i": "--info",
 }
-SINGLE = ("validate", "calibrate", "shadow", "serve", "plan", "leaderboard")
+SINGLE = ("validate", "calibrate", "shadow", "serve", "plan", "leaderboard", "train")
 """Commands that take a single configuration: no multirun."""
 TAKES_VALUE = {"--cfg": CONFIGS, "--package": None, "--config-name": None, "--info": INFO}
 """Flags with a value, and what the value may be; None: anything."""

@@ -14,48 +14,54 @@ OF_EXPERTS = tuple(
 WITHOUT_EFFECT = {
     "simulate": (
         "replay", "curve", "print_tree", "validate", "server", "results", "saturate", "shadow", "serve", "plan", "leaderboard",
+        "train",
     ),
     "saturate": (
         "replay", "curve", "print_tree", "validate", "server", "results", "timeline", "events", "logger", "sweep.objective",
-        "shadow", "serve", "plan", "leaderboard",
+        "shadow", "serve", "plan", "leaderboard", "train",
     ),
     "plan": (
         "replay", "curve", "print_tree", "validate", "server", "results", "timeline", "events", "logger", "sweep", "shadow",
         "serve", "substrate", "disk", "cluster.prefill", "cluster.decode", "cluster.decode_routing", "saturate.tolerance",
-        "saturate.most_runs", "saturate.price_per_hour", "leaderboard",
+        "saturate.most_runs", "saturate.price_per_hour", "leaderboard", "train",
     ),
     "replay": (
         "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "validate", "server",
         "results", "slo", "saturate", "hardware.rank_jitter", "hardware.rank_faults", "hardware.noise", *ALLREDUCE, *OF_EXPERTS,
-        "rules.cache_chunks", "shadow", "serve", "plan", "leaderboard",
+        "rules.cache_chunks", "shadow", "serve", "plan", "leaderboard", "train",
     ),
     "validate": (
         "replay", "curve", "print_tree", "substrate", "logger", "events", "slo", "saturate", "shadow", "serve", "plan",
-        "leaderboard", *ALLREDUCE, *OF_EXPERTS,
+        "leaderboard", "train", *ALLREDUCE, *OF_EXPERTS,
     ),
     "validate server": (
         "replay", "curve", "print_tree", "substrate", "disk", "logger", "timeline", "events", "slo", "saturate", "sweep",
-        "validate.measured", "validate.link_bytes", "shadow", "serve", "plan", "leaderboard",
+        "validate.measured", "validate.link_bytes", "shadow", "serve", "plan", "leaderboard", "train",
     ),
     "curve": (
         "engine", "hardware", "drive", "network", "substrate", "disk", "replay", "tiers", "eviction", "placement",
         "prefetch", "checkpoint", "routing", "scheduling", "cluster", "preset", "print_tree", "timeline", "events",
         "logger", "sweep.objective", "validate", "server", "results", "slo", "saturate", "rules.cache_chunks", "shadow",
-        "serve", "plan", "leaderboard",
+        "serve", "plan", "leaderboard", "train",
     ),
     "leaderboard": (
         "curve", "print_tree", "validate", "server", "results", "saturate", "shadow", "serve", "plan", "timeline", "events",
-        "logger", "sweep", "slo", "substrate", "disk",
+        "logger", "sweep", "slo", "substrate", "disk", "train",
+    ),
+    "train": (
+        "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "validate", "server", "results",
+        "slo", "saturate", "shadow", "serve", "plan", "leaderboard", "eviction", "events", "logger", "sweep", "print_tree",
+        "warmup",
     ),
     "shadow": (
         "trace", "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "events", "validate",
         "server", "results", "slo", "saturate", "sweep", "warmup", "print_tree", "hardware.rank_jitter", "hardware.rank_faults",
-        "hardware.noise", *ALLREDUCE, *OF_EXPERTS, "rules.cache_chunks", "serve", "plan", "leaderboard",
+        "hardware.noise", *ALLREDUCE, *OF_EXPERTS, "rules.cache_chunks", "serve", "plan", "leaderboard", "train",
     ),
     "serve": (
         "trace", "replay", "curve", "print_tree", "validate", "server", "results", "saturate", "slo", "sweep", "substrate",
         "disk", "warmup", "timeline", "events", "output", "logger", "routing", "cluster.prefill", "cluster.decode",
-        "cluster.decode_routing", "cluster.failures", "engine.reset_at_s", "shadow", "plan", "leaderboard",
+        "cluster.decode_routing", "cluster.failures", "engine.reset_at_s", "shadow", "plan", "leaderboard", "train",
     ),
 }  # fmt: skip
 """By command, groups and settings; a section stands for all below it. ``validate server`` is ``kvsim validate`` with a server, or

@@ -30,6 +30,11 @@ class EvictionPolicy(Eviction):
         """Whether it looks ahead in ``context.requests``, so that it cannot serve requests that nobody knows in advance."""
         return False
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Files that its decisions depend on, besides its settings: a run whose files have changed is another one."""
+        return ()
+
     def bind(self, context: PolicyContext) -> None:
         """Called once, before the run."""
         self.tier = context.tier

@@ -1,7 +1,7 @@
 """Base class of policies that score a few leaves drawn at random: for scores that change with time, so that no order lasts."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -37,6 +37,10 @@ class SampledEviction(EvictionPolicy):
     def score(self, node: Node, now: float) -> float:
         """Return what the node's last page is worth at ``now``, in seconds of the run; the lowest leaves first."""
 
+    def scores(self, nodes: Sequence[Node], now: float) -> Sequence[float]:
+        """Return the scores of several leaves; for policies that compute them all at once."""
+        return [self.score(node, now) for node in nodes]
+
     def on_evictable(self, node: Node) -> None:
         self._leaves.add(node)
 
@@ -53,8 +57,9 @@ class SampledEviction(EvictionPolicy):
         """Return the drawn leaf of the lowest score; None if there is no leaf."""
         lowest: Node | None = None
         least, least_used = 0.0, 0.0
-        for node in self._candidates():
-            score, used = self.score(node, now), node.last_used_in(self.tier)
+        nodes = self._candidates()
+        for node, score in zip(nodes, self.scores(nodes, now), strict=True):
+            used = node.last_used_in(self.tier)
             if lowest is None or score < least or score == least and used < least_used:
                 lowest, least, least_used = node, score, used
         return lowest
