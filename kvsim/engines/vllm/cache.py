@@ -7,6 +7,7 @@ from kvsim.core.tier import Edge, Tier
 from kvsim.core.tree import RadixTree
 from kvsim.engines.vllm.block_pool import BlockLease, BlockPool
 from kvsim.engines.vllm.offload import OffloadCounts, OffloadTier, use_at_once
+from kvsim.engines.vllm.versions import Version
 from kvsim.pages.extents import Extent, join_extents, split_extents
 from kvsim.policies.eviction.offload_order import OffloadUse
 
@@ -14,15 +15,13 @@ from kvsim.policies.eviction.offload_order import OffloadUse
 class VLLMCache(Server):
     """Serves requests from a GPU block pool and, if there is a second tier, from CPU memory."""
 
-    def __init__(
-        self, tiers: list[Tier], edges: list[Edge], rules: Rules, page_tokens: int, *, counts_last_admission: bool = False
-    ) -> None:
-        self.counts_last_admission = counts_last_admission
+    def __init__(self, tiers: list[Tier], edges: list[Edge], rules: Rules, page_tokens: int, version: Version) -> None:
+        self.counts_last_admission = version.counts_last_admission
         self.tiers = tiers
         self.page_tokens = page_tokens
         self.pool = BlockPool(tiers[0], len(tiers))
         self.counts = OffloadCounts()
-        self.offload = OffloadTier(edges[0], self.counts) if edges else None
+        self.offload = OffloadTier(edges[0], self.counts, version=version) if edges else None
         self._recompute_last_token = rules.recompute_last_token
         self._cache_output = rules.cache_output
         self._uses: dict[Request, OffloadUse] = {}
