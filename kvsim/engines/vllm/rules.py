@@ -97,7 +97,7 @@ class VLLMRules(Rules):
             )
 
     def server(self, setup: CacheSetup) -> VLLMCache:
-        return VLLMCache(setup.tiers, setup.edges, self, setup.page_tokens, self.row)
+        return VLLMCache(setup.tiers, setup.edges, self, setup.page_tokens, self.row, is_ahead=self.loop == "overlap")
 
     @property
     def row(self) -> Version:
