@@ -248,7 +248,7 @@ class ObservedReplay(Replay):
         return True
 
     def _known_tokens(self, number: int) -> int:
-        """Return the tokens that a request has now when it is looked up: those of its prompt and, if it was preempted, of its answer."""
+        """Return the tokens of a request's prompt and, if it was preempted, of its answer so far."""
         tokens_s = self._moments.tokens_s[number]
         generated = int(np.searchsorted(tokens_s, self.now_s, side="right")) if self._preemptions[number] else 0
         return self._requests[number].prompt_tokens + generated

@@ -8,7 +8,7 @@ from kvsim.core.tree import RadixTree
 from kvsim.engines.vllm.block_pool import BlockLease, BlockPool
 from kvsim.engines.vllm.observed_offload import ObservedOffload
 from kvsim.engines.vllm.offload import OffloadCounts, OffloadTier, use_at_once
-from kvsim.engines.vllm.versions import Version
+from kvsim.engines.vllm.versions import LATEST, VERSIONS, Version
 from kvsim.pages.extents import Extent, join_extents, split_extents
 from kvsim.policies.eviction.offload_order import OffloadUse
 
@@ -17,7 +17,14 @@ class VLLMCache(Server):
     """Serves requests from a GPU block pool and, if there is a second tier, from CPU memory."""
 
     def __init__(
-        self, tiers: list[Tier], edges: list[Edge], rules: Rules, page_tokens: int, version: Version, *, is_ahead: bool = False
+        self,
+        tiers: list[Tier],
+        edges: list[Edge],
+        rules: Rules,
+        page_tokens: int,
+        *,
+        version: Version = VERSIONS[LATEST],
+        is_ahead: bool = False,
     ) -> None:
         """``is_ahead``: the engine forms a step while the one before it runs, which matters to requests as they were observed."""
         self.counts_last_admission = version.counts_last_admission
@@ -55,19 +62,23 @@ class VLLMCache(Server):
         lease = self._admit(request, self._path(request), pages, usable, now)
         if lease is not None and self.observed is not None:
             lease.offload = None
-            known = tokens // self.page_tokens
-            self.observed.look_up(split_extents(request.runs, known)[0], lease.hits[0])
-            loaded = self.observed.load(request, request.runs, lease.hits[0], known)
+            found = self.observed.look_up(request, self._known_path(request, tokens), lease.hits[0])
+            loaded = self.observed.load(request, found.chunks, lease.hits[0])
             lease.hits = lease.hits[0], loaded, 0
             self.pool.take(lease, loaded)
         return lease
+
+    def _known_path(self, request: Request, tokens: int) -> tuple[Extent, ...]:
+        """Return the full pages of a request's first ``tokens`` tokens, as far as they are of its prompt."""
+        return split_extents(request.runs, tokens // self.page_tokens)[0]
 
     def look_up(self, request: Request, tokens: int) -> bool:
         if self.observed is None:
             return True
         path, _ = self.pool.match(self._path(request), (tokens - self._recompute_last_token) // self.page_tokens)
         hit_pages = path[-1].depth + path[-1].pages if path else 0
-        return self.observed.look_up(split_extents(request.runs, tokens // self.page_tokens)[0], hit_pages)
+        found = self.observed.look_up(request, self._known_path(request, tokens), hit_pages)
+        return not (found.is_written or found.is_read)
 
     def is_loading(self, lease: BlockLease) -> bool:
         return self.observed is not None and self.observed.is_loading(lease.request)

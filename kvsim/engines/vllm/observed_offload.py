@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvsim.core.request import Request
-from kvsim.engines.vllm.offload import OffloadTier
+from kvsim.engines.vllm.offload import Found, OffloadTier
 from kvsim.engines.vllm.versions import Version
 from kvsim.pages.extents import Extent, count_pages, split_extents
 from kvsim.policies.eviction.offload_order import OffloadUse
@@ -34,6 +34,8 @@ class ObservedOffload:
         self._store_steps = 5 if is_ahead else 3
         self._load_steps = self._store_steps if version.loads_follow_steps else 3 if is_ahead else 2
         self._steps = 0
+        self._found: dict[Request, Found] = {}
+        """What requests have found in this pass."""
         self._endings: list[Ending] = []
         self._offers: dict[Request, int] = {}
         """Tokens up to which the step that is being formed computes requests."""
@@ -46,6 +48,7 @@ class ObservedOffload:
         offers, self._offers = self._offers, {}
         for request, tokens in offers.items():
             self._offer(request, tokens)
+        self._found.clear()
         self._steps += 1
         ended = [ending for ending in self._endings if ending.step <= self._steps or not is_step]
         self._endings = [ending for ending in self._endings if ending not in ended]
@@ -61,19 +64,17 @@ class ObservedOffload:
 
     # --- requests ------------------------------------------------------------------------------------------------------------
 
-    def _use(self, request: Request, path: tuple[Extent, ...]) -> OffloadUse:
-        return self._uses.get(request) or self._uses.setdefault(request, OffloadUse(path))
+    def look_up(self, request: Request, path: tuple[Extent, ...], hit_pages: int) -> Found:
+        """Look up a request by the pages of its known tokens, once in a pass, behind its hit on the GPU."""
+        found = self._found.get(request)
+        if found is None:
+            found = self._found[request] = self.tier.look_up(path, hit_pages)
+            self.tier.order.look_up(path)
+        return found
 
-    def look_up(self, path: tuple[Extent, ...], hit_pages: int) -> bool:
-        """Look up a waiting request, by the pages of its known tokens. Returns False if it has to ask again."""
-        found = self.tier.look_up(path, hit_pages)
-        self.tier.order.look_up(path)
-        return not (found.is_written or found.is_read)
-
-    def load(self, request: Request, path: tuple[Extent, ...], hit_pages: int, known_pages: int) -> int:
-        """Load what an admitted request finds behind its hit on the GPU, among its ``known_pages`` pages. Returns the pages."""
-        use = self._use(request, path)
-        chunks = self.tier.look_up(split_extents(path, known_pages)[0], hit_pages).chunks
+    def load(self, request: Request, chunks: list[Extent], hit_pages: int) -> int:
+        """Load what an admitted request has found behind its hit on the GPU. Returns the pages."""
+        use = self._uses.get(request) or self._uses.setdefault(request, OffloadUse(request.runs))
         pages = count_pages(chunks)
         if self._version.restarts_offers:
             self._next[request] = 0

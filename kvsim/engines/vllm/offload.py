@@ -88,8 +88,16 @@ class OffloadTier:
     # --- loads -----------------------------------------------------------------------------------------------------------
 
     def look_up(self, path: tuple[Extent, ...], first: int) -> Found:
-        """Find the chunks of a path from the one at position ``first`` on, up to the first that is not here."""
-        chunks = self.order.leading(split_extents(path, first)[1])
+        """Find the chunks of a path from the one at position ``first`` on, up to the first that is not here.
+
+        Versions that hear look-ups count these in the table of offers, of what is found and of the chunk behind it.
+        """
+        behind = split_extents(path, first)[1]
+        chunks = self.order.leading(behind)
+        if self._version.hears_look_ups and self.offers.threshold > 1:
+            for start, pages in split_extents(behind, count_pages(chunks) + 1)[0]:
+                for chunk in range(start, start + pages):
+                    self.offers.count(((chunk, 1),))
         if not chunks:
             return NOTHING_FOUND
         return Found(chunks, self._writing.count(chunks) > 0, self._reading.count(chunks) > 0)
@@ -124,7 +132,8 @@ class OffloadTier:
         Returns those that are stored now, which stay until ``end_store``; None if there is no room for all of them.
         """
         offered = split_extents(split_extents(use.path, last)[0], first)[1]
-        self.offers.count(offered)
+        if not self._version.hears_look_ups:
+            self.offers.count(offered)
         ready: Placed = []
         wanted: Placed = []
         known: list[Extent] = []

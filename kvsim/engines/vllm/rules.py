@@ -97,7 +97,8 @@ class VLLMRules(Rules):
             )
 
     def server(self, setup: CacheSetup) -> VLLMCache:
-        return VLLMCache(setup.tiers, setup.edges, self, setup.page_tokens, self.row, is_ahead=self.loop == "overlap")
+        is_ahead = self.loop == "overlap"
+        return VLLMCache(setup.tiers, setup.edges, self, setup.page_tokens, version=self.row, is_ahead=is_ahead)
 
     @property
     def row(self) -> Version:
