@@ -394,7 +394,7 @@ class Server(Reported):
     def end_pass(self, *, is_step: bool) -> None:
         """Take note that all requests have begun which do so at one time; ``is_step``: which compute in one step."""
 
-    def look_up(self, request: Request, tokens: int) -> bool:
+    def look_up_waiting(self, request: Request, tokens: int) -> bool:
         """Take note that a waiting request with ``tokens`` known tokens is looked up. Returns False if it has to ask again, since
         pages that it finds are being copied.
 

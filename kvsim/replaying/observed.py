@@ -185,7 +185,7 @@ class ObservedReplay(Replay):
         self._asking = [other for other in self._asking if other != number]
         request, pages = self._requests[number], self._pages_in_all(number)
         tokens = request.prompt_tokens
-        if not self.server.look_up(request, tokens):
+        if not self.server.look_up_waiting(request, tokens):
             self._asking.append(number)
             return
         lease = self.server.begin(request, tokens, pages, self.now_s)
@@ -204,11 +204,11 @@ class ObservedReplay(Replay):
         for number in self._asking.copy():
             self._look_up(number)
         if first := next(iter([*self._paused, *self._waiting]), None):
-            self.server.look_up(self._requests[first], self._known_tokens(first))
+            self.server.look_up_waiting(self._requests[first], self._known_tokens(first))
         elif self._line:
             first = self._line[-1]
             if self._moments.joined_s[first] < self.now_s < self._moments.admitted_s[first]:
-                self.server.look_up(self._requests[first], self._requests[first].prompt_tokens)
+                self.server.look_up_waiting(self._requests[first], self._requests[first].prompt_tokens)
 
     # --- admission -----------------------------------------------------------------------------------------------------------
 

@@ -39,8 +39,8 @@ class PassingServer(Server):
     def end_pass(self, *, is_step: bool) -> None:
         self.server.end_pass(is_step=is_step)
 
-    def look_up(self, request: Request, tokens: int) -> bool:
-        return self.server.look_up(request, tokens)
+    def look_up_waiting(self, request: Request, tokens: int) -> bool:
+        return self.server.look_up_waiting(request, tokens)
 
     def is_loading(self, lease: Any) -> bool:
         return self.server.is_loading(lease)

@@ -8,7 +8,15 @@ from collections.abc import Iterable, Sequence
 
 from kvsim.pages.extent_order import ExtentOrder
 from kvsim.pages.extents import Extent
-from kvsim.policies.eviction.offload_order import ArcOffload, OffloadOrder, OffloadUse, Placed, Seen, add_repeatedly, pieces_of_two
+from kvsim.policies.eviction.offload_order import (
+    ArcOffload,
+    OffloadOrder,
+    OffloadUse,
+    Placed,
+    Seen,
+    add_repeatedly,
+    pieces_of_two,
+)  # fmt: skip
 
 
 class LruByUse(OffloadOrder):

@@ -89,7 +89,7 @@ class SlowLruByUse(SlowPoolByUse):
 
 
 class SlowArcByUse(SlowPoolByUse):
-    """ARC: ``once`` and ``again`` and the ghosts of each, the least recent first. Whoever is read or written stays in its list."""
+    """ARC: ``once`` and ``again`` and the ghosts of each, the least recent first. Copies do not move chunks."""
 
     def __init__(self, capacity: int, threshold: int = 0, tracked: int = 64_000) -> None:
         super().__init__(capacity, threshold, tracked)

@@ -76,9 +76,7 @@ class Small:
             known = PolicyContext(tier=tier.index, capacity_pages=tier.pool.capacity, page_tokens=PAGE_TOKENS)
             tier.eviction.bind(known)
         self.setup = CacheSetup(tiers=tiers, edges=chain(tiers, placements), page_tokens=PAGE_TOKENS)
-        self.slow = SLOW[version](
-            self.hardware, PAGE_TOKENS, gpu, batch_tokens, seats, is_async=is_async, offloading=offloading
-        )
+        self.slow = SLOW[version](self.hardware, PAGE_TOKENS, gpu, batch_tokens, seats, is_async=is_async, offloading=offloading)
 
     def run(self, requests: list[Request], watches: Sequence[EngineWatch] = (), failures: Sequence[Failure] = ()) -> list[Row]:
         """Hit pages on GPU and CPU, preemptions and times; everything is recounted whenever a request ends."""
@@ -237,6 +235,16 @@ def test_a_request_in_flight_is_preempted_only_without_offloading() -> None:
     assert [row[2] for row in Small(12, 20, is_async=True).check(story.requests)] == [0, 1]
 
 
+def test_in_0_25_every_request_behind_one_without_room_is_preempted_since_blocks_come_back_late() -> None:
+    """Three answers outgrow 24 blocks. In 0.33, the last one is preempted when it is not in flight, and in 0.25 all three at
+    once, by the first one that needs a block: with the overlap loop, all are always in flight. Two find room again."""
+    story = Story().add("a", 0.0, output=40).add("x", 0.0, output=40).add("k", 0.0, output=40)
+    for is_async, preemptions in ((False, [0, 0, 1]), (True, [1, 1, 1])):
+        rows = Small(24, 20, is_async=is_async, version="0.25.1").check(story.requests)
+        assert [row[2] for row in rows] == preemptions, is_async
+    assert [row[2] for row in Small(24, 20, is_async=True).check(story.requests)] == [0, 0, 1]
+
+
 def test_the_overlap_loop_decides_the_first_two_steps_at_once() -> None:
     """A request that arrives within the first step is computed in the third, not in the second."""
     story = Story().add("a", 0.0, output=4).add("x", 0.001, output=1)
@@ -300,6 +308,7 @@ def test_recorded_schedules_are_played_exactly(shared: Path, tmp_path: Path, nam
         ("simulate", "vllm_offload", "rules.blocks_per_chunk=0", "blocks_per_chunk must be"),
         ("simulate", "vllm_offload", "tiers.gpu.capacity=unlimited", "set a size"),
         ("simulate", "vllm_offload", "eviction@tiers.cpu.eviction=fifo", "FIFO cannot order .*: choose lru or arc"),
+        ("simulate", "vllm_offload", "rules.version=0.25.1 eviction@tiers.cpu.eviction=fifo", "FIFO cannot order .*: choose lru"),
         ("simulate", "vllm_offload", "placement=write_through", "choose placement=store_threshold"),
         ("simulate", "vllm", "rules.loop=overlap scheduling=priority", "Priority: with the overlap loop or CPU offloading"),
         ("simulate", "vllm_offload", "scheduling=longest_prefix", "LongestPrefix: vLLM's schedule is by arrival"),

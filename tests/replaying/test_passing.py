@@ -25,7 +25,7 @@ ANSWERS: dict[str, Any] = {
     "serve": "a lease", "finish_request": None, "begin": "another lease", "begin_chunk": False, "end_chunk": None, "grow": False,
     "step_tokens": 16, "preempt": True, "reset": None, "prefetched": {"prefetches": 3}, "verify": None,
     "describe_checkpoints": {"states": 2}, "pages_known": {1: 5}, "held_pages": (7, 6), "held_extents": [(8, 9)],
-    "end_pass": None, "look_up": False, "is_loading": True,
+    "end_pass": None, "look_up_waiting": False, "is_loading": True,
 }  # fmt: skip
 """What each public method returns that is asked: nothing that a server returns by default."""
 METHODS = [name for name, _ in inspect.getmembers(Server, callable) if not name.startswith("_")]

@@ -72,7 +72,7 @@ class VLLMCache(Server):
         """Return the full pages of a request's first ``tokens`` tokens, as far as they are of its prompt."""
         return split_extents(request.runs, tokens // self.page_tokens)[0]
 
-    def look_up(self, request: Request, tokens: int) -> bool:
+    def look_up_waiting(self, request: Request, tokens: int) -> bool:
         if self.observed is None:
             return True
         path, _ = self.pool.match(self._path(request), (tokens - self._recompute_last_token) // self.page_tokens)

@@ -30,7 +30,7 @@ class ArrivalLine(JobQueue):
 
 
 class Turns:
-    """The order in which passes try the requests that do not run: those ahead of the queue, as they were tried last, then the queue.
+    """The order in which passes try the requests that do not run: those ahead of the queue, as they were tried last, then others.
 
     Ahead are requests that wait for their loads. With ``passed_go_first``, so is every one that has had to wait for something,
     such as the load of another one; without, it keeps its place in the queue.

@@ -23,7 +23,6 @@ from kvsim.numbers import Whole, check_settings
 from kvsim.policies.scheduling.base import ARRIVAL, PRIORITY, SchedulingPolicy
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class VLLMRules(Rules):
     """The rules of vLLM 0.33, request by request.

@@ -15,11 +15,12 @@ from kvsim.engine.schedule import Parts, Schedule, Step
 from kvsim.engine.substrate import Work
 from kvsim.engine.waiting import WaitingRequests
 from kvsim.engines.vllm.block_pool import BlockLease
+from kvsim.engines.vllm.late_blocks import LateBlocks
 from kvsim.engines.vllm.leaps import Leaps
 from kvsim.engines.vllm.line import ArrivalLine, Turns
 from kvsim.engines.vllm.offloads import Offloads
 from kvsim.engines.vllm.running import RunningRequests
-from kvsim.engines.vllm.served import BlockStep, Chunk, Served
+from kvsim.engines.vllm.served import BlockStep, Forming, Served
 from kvsim.engines.vllm.stepped import SteppedCache
 
 NO_PATH: list[Node] = []
@@ -69,12 +70,9 @@ class BlockSchedule(Schedule):
         """Whether the end of a copy has taken effect since the last pass."""
         self._was_empty = False
         """Whether the last pass computed nothing."""
-        self._late: list[BlockLease] = []
-        """What preempted requests hold until the step in flight has ended."""
-        self._chunks: list[Chunk] = []
-        self._work = Work()
-        """That of the pass, without the decoding requests."""
-        self._decoding: list[Job] = []
+        self._late = LateBlocks(self.cache, are_late=offloads.frees_late)
+        self._forming = Forming(Work())
+        """The step of the pass."""
         self._budget = 0
         self._preempted: list[Served] = []
         self._leaving: list[Served] = []
@@ -150,8 +148,8 @@ class BlockSchedule(Schedule):
         yield self.env.timeout(at_s - self.env.now)
 
     def _pass(self) -> BlockStep:
-        self._chunks, self._decoding, self._preempted, self._leaving = [], [], [], []
-        self._work, self._stuck = Work(engine=self.number), None
+        self._preempted, self._leaving = [], []
+        self._forming, self._stuck = Forming(Work(engine=self.number)), None
         self.offloads.begin_pass()
         self.running.wake_due(1)
         if self.running.is_scarce(self.max_batch_tokens):
@@ -160,7 +158,7 @@ class BlockSchedule(Schedule):
         self._serve_running()
         if not self._preempted and not self.is_draining:
             self._admit()
-        return self._step()
+        return self.running.form(self._forming.step(self.running.steady, self.running.steady_context_tokens))
 
     def _serve_running(self) -> None:
         """Serve the running requests, in order, until the step is full or one does not fit."""
@@ -206,21 +204,13 @@ class BlockSchedule(Schedule):
 
     def _plan(self, served: Served, lease: BlockLease, tokens: int) -> None:
         """Add tokens to the step; the request has the blocks for them. Full blocks of known tokens get their names."""
-        job, work = served.job, self._work
-        known, begin = job.target_tokens, job.computed
-        upto = begin + tokens
+        job, known = served.job, served.job.target_tokens
+        upto = job.computed + tokens
         if lease.rest:
             self.cache.name(lease, min(upto, known))
         samples = upto == known + served.flying
-        self._chunks.append(Chunk(served, upto, samples))
         self._budget -= tokens
-        if job.phase == DECODING:
-            self._decoding.append(job)
-            work.decode_context_tokens += begin
-        else:
-            work.chunks.append((tokens, begin))
-            work.prefilling.append((job, tokens))
-            work.sampled_tokens += samples
+        self._forming.add(served, tokens, samples=samples)
         job.computed = upto
         served.steps_out += 1
         if samples:
@@ -234,22 +224,10 @@ class BlockSchedule(Schedule):
         self._preempted.append(served)
         self._retractions += 1
         self.frontend.book.retracted(job.request)
-        self._give_back(served, RETRACTED)
+        self._late.give_back(served, RETRACTED, self.env.now)
         job.times.waits_again(self.env.now)
         job.lease, job.computed, job.was_running = None, 0, True
         self.waiting.push(job)
-
-    def _give_back(self, served: Served, why: int) -> None:
-        """Give back the blocks of a request that has left: at once or, while it computes with CPU offloading, late."""
-        if served.steps_out and self.offloads.frees_late:
-            self._late.append(served.lease)
-        else:
-            self.cache.release(served.lease, why, self.env.now)
-
-    def _give_back_late(self) -> None:
-        for lease in self._late:
-            self.cache.release(lease, RETRACTED, self.env.now)
-        self._late = []
 
     # --- admission -----------------------------------------------------------------------------------------------------------
 
@@ -296,7 +274,7 @@ class BlockSchedule(Schedule):
             return True
         found = lease.gpu_pages + loadable.pages
         pages, has_room = self._pages(job), self.cache.pool.has_room
-        may_load = not loadable.pages or has_room(lease.path, found + self._promised)
+        may_load = not loadable.pages or has_room(lease.path, found + self.running.promised(self.loading))
         if not may_load or not self.cache.admit(lease, pages, self.env.now, loadable.pages):
             lacks_room = may_load or not has_room(lease.path, pages)
             self._stuck = job if lacks_room and not self._turns.has_passed else None
@@ -336,23 +314,7 @@ class BlockSchedule(Schedule):
         """Return the pages of a request's known tokens."""
         return -(-job.target_tokens // self.page_tokens)
 
-    @property
-    def _promised(self) -> int:
-        """Pages that requests which load, or have not computed all their known tokens, still lack for these."""
-        incomplete = [*self.loading, *[served for served in self.running.busy if served.is_partial]]
-        return sum([max(0, self._pages(served.job) - served.lease.held_pages) for served in incomplete])
-
     # --- steps ---------------------------------------------------------------------------------------------------------------
-
-    def _step(self) -> BlockStep:
-        work, running = self._work, self.running
-        work.decoding = [*self._decoding, *running.steady]
-        work.decode_requests = len(work.decoding)
-        work.decode_context_tokens += running.steady_context_tokens
-        if work.chunks:
-            for chunk in self._chunks:
-                chunk.served.is_partial = not chunk.samples
-        return running.form(BlockStep(work, self._chunks))
 
     def _leap(self, step: BlockStep) -> None:
         """Make a leap of a step if the next passes would form it again."""
@@ -384,7 +346,7 @@ class BlockSchedule(Schedule):
         done = cast(BlockStep, step)
         self._leaps.end(done, steps)
         if not done.is_empty:
-            self._give_back_late()
+            self._late.step_ended(self.env.now)
         for chunk in done.chunks:
             served = chunk.served
             if not served.wake:
@@ -432,10 +394,10 @@ class BlockSchedule(Schedule):
     def stop(self, steps: int) -> list[Job]:
         self.running.wake_all()
         self._leaps.stop(steps)
-        self._give_back_late()
         jobs = [*self.queue, *[served.job for served in (*self.running.all, *self.loading)], *self.waiting.fetching]
         for job in jobs:
             self.drop(job, is_up=False)
+        self._late.step_ended(self.env.now)
         self.offloads.stop()
         self.running.clear()
         self._was_empty = self._has_finished = False
@@ -449,7 +411,7 @@ class BlockSchedule(Schedule):
         if served is not None and job.lease is not None:
             (self.loading if served in self.loading else self.running).remove(served)
             if not keeps_blocks:
-                self._give_back(served, LOST)
+                self._late.give_back(served, LOST, self.env.now)
             job.lease = None
         self.waiting.drop(job)
         self._turns.leave(job)
