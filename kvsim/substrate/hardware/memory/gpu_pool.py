@@ -1,5 +1,7 @@
 """The memory behind the slots of a GPU tier, and other GPUs' access to it."""
 
+import gc
+
 import numpy as np
 import torch
 
@@ -132,7 +134,12 @@ def shared_bytes(n_bytes: int, file: int) -> torch.Tensor:
 
 
 def check_room(gpu_bytes: int, weight_bytes: int, state_bytes: int, device: torch.device) -> None:
-    """Raise UsageError unless the GPU has room for the pool, the weights, recurrent states and activations."""
+    """Raise UsageError unless the GPU has room for the pool, the weights, recurrent states and activations.
+
+    What torch still keeps of work that has ended, such as a calibration's, counts as free.
+    """
+    gc.collect()
+    torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info(device)[0]
     if gpu_bytes + weight_bytes + state_bytes + GPU_RESERVE_BYTES > free:
         states = (
