@@ -53,16 +53,17 @@ after such a pass took {mean_ms:.0f} ms longer in the mean than two before it, {
 takes time of the server's processor, which the simulation does not have."""
 
 SGLANG_TEXT = """\
-What is claimed of SGLang was written down after a look at its runs; what is claimed of vLLM are figures that other
-simulators have published. SGLang 0.5.15 played conversations with one pool, twice: more did not fit into the time on the
-machine. Its flags: Triton's attention, PyTorch's sampling, pages of 16 tokens, chunks of 8,192, first come first served, the
-overlapping loop, no mixed chunks, LRU. It has not retracted a request.
+What is claimed of SGLang was written down after a look at the first two runs with 1x; what is claimed of vLLM are figures that
+other simulators have published. SGLang 0.5.15 played conversations with two pools. Its flags: Triton's attention, PyTorch's
+sampling, pages of 16 tokens, chunks of 8,192, first come first served, the overlapping loop, no mixed chunks, LRU. With 0.7x, it
+has retracted one request in each run; in its order, requests are replayed as if it had not.
 
 **In its order.** SGLang takes requests into its queue only between steps, and says how long they were in the queue from then
 on. A prompt can be found when its first token has been sent, and a chunk of one already when the next step is formed. Steps
-that compute nothing but a chunk of a long prompt send no token, so a client does not see them. The requests that differ,
-three in both runs and four more in one, find another part of a prompt whose chunks are being computed. By the server's log,
-each of the 75 steps with prompts of the first run has as many prompt tokens and cached ones as kvsim's rules give it.
+that compute nothing but a chunk of a long prompt send no token, so a client does not see them. The requests that differ in
+the first two runs with 1x find another part of a prompt whose chunks are being computed. By the server's log, each of the 75
+steps with prompts of the first run has as many prompt tokens and cached ones as kvsim's rules give it. Why others differ with
+0.7x is not known.
 
 **Times.** Triton's attention over cached context (`extend_attention.py`) starts as many blocks of queries for each prompt of
 a step as the longest of them has, and none ends early: with a chunk of 648 tokens after 25,600 cached ones beside one of
