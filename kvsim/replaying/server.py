@@ -20,7 +20,8 @@ class PassingServer(Server):
     def __init__(self, server: Server) -> None:
         self.server = server
         self.tiers, self.counts, self.page_tokens = server.tiers, server.counts, server.page_tokens
-        self.counts_last_admission = server.counts_last_admission
+        self.counts_last_admission, self.loads_first = server.counts_last_admission, server.loads_first
+        self.preempts_all = server.preempts_all
 
     @property
     def tree(self) -> RadixTree:
@@ -34,6 +35,15 @@ class PassingServer(Server):
 
     def begin(self, request: Request, tokens: int, in_all: int, now: float) -> Any:
         return self.server.begin(request, tokens, in_all, now)
+
+    def end_pass(self, *, is_step: bool) -> None:
+        self.server.end_pass(is_step=is_step)
+
+    def look_up_waiting(self, request: Request, tokens: int) -> bool:
+        return self.server.look_up_waiting(request, tokens)
+
+    def is_loading(self, lease: Any) -> bool:
+        return self.server.is_loading(lease)
 
     def begin_chunk(self, lease: Any, tokens: int) -> bool:
         return self.server.begin_chunk(lease, tokens)
