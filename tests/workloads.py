@@ -7,13 +7,14 @@ import gzip
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from hypothesis import strategies as st
 
-from kvsim.core.request import Request
+from kvsim.core.request import Request, RetentionRange
 from kvsim.pages.extents import Extent, append_extent
 from kvsim.trace.synthetic import Kind, Synthetic
 
@@ -187,12 +188,17 @@ def long_conversations(seed: int = 0, *, requests: int = 1_000, page_tokens: int
 
 def as_recorded(requests: list[Request]) -> list[Request]:
     """Number pages in the order in which prompts show them, as a recorded trace does: prompts of sessions that take turns then
-    have several extents. Pages of answers that no prompt shows come last. Sessions get priority 0, 1 or 2 in turn.
+    have several extents. Pages of answers that no prompt shows come last. Sessions get priority 0, 1 or 2 in turn, and
+    the first half of each prompt is to stay longer than the rest, for a while.
     """
     ids: dict[int, int] = {}
     for request in requests:
         request.runs = extents_of(ids.setdefault(page, len(ids)) for page in pages_of(request.runs))
         request.priority = request.session % 3
+        half = request.prompt_tokens // 2
+        request.retention = (
+            RetentionRange(0, half, 40 + request.priority, 300.0), RetentionRange(half, request.prompt_tokens, 30, inf),
+        )  # fmt: skip
     for request in requests:
         request.output_runs = extents_of(ids.setdefault(page, len(ids)) for page in pages_of(request.output_runs or ()))
     return requests

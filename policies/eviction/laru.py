@@ -67,7 +67,7 @@ class LearningAugmented(SampledEviction):
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
         if context.capacity_pages is not None:
-            self._room_pages = context.capacity_pages
+            self._room_pages = float(context.capacity_pages)
 
     # --- uses --------------------------------------------------------------------------------------------------------
 

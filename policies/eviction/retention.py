@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
@@ -103,7 +103,7 @@ class RetentionPriority(RankedEviction):
             return float(priority), used_s, used_s
         return float(self.default_priority), max(until_s, used_s), used_s
 
-    def pages_before(self, node: Node, next_rank: tuple[float, float, float]) -> int:
+    def pages_before(self, node: Node, next_rank: Any) -> int:
         bands = node.notes[self.tier]
         if bands is None or node.is_state:
             return node.pages

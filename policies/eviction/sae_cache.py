@@ -100,7 +100,7 @@ class SemanticAdaptive(EvictionPolicy):
         super().bind(context)
         context.require("session", "the session of each request")
         if context.capacity_pages is not None:
-            self._ghost_pages = context.capacity_pages
+            self._ghost_pages = float(context.capacity_pages)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 

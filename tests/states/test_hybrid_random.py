@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.core.pool import SlotPool
-from kvsim.core.request import Request
+from kvsim.core.request import Request, RetentionRange
 from kvsim.core.rules import Rules
 from kvsim.core.tier import Edge, Tier, chain
 from kvsim.core.tree import INCOMING
@@ -342,6 +342,7 @@ def requests_of(plan: Plan) -> list[Request]:
     requests = plan.trace.load(plan.page_tokens).requests
     for request in requests:
         request.priority = request.index % 3
+        request.retention = (RetentionRange(0, request.prompt_tokens, 30 + request.index % 3, 5.0),)
     return requests
 
 
