@@ -1,7 +1,7 @@
 """The requests of one engine that have pages: who gets more, and who gives up all of them when there are too few."""
 
 from math import isnan, nan
-from typing import Any
+from typing import Any, Final
 
 from kvsim.core.lease import RETRACTED, Lease
 from kvsim.core.serving import Growth, ServedCache
@@ -15,6 +15,9 @@ from kvsim.engine.loading import Loading
 from kvsim.engine.mover import Mover
 from kvsim.engine.queue import WaitingQueue
 from kvsim.engine.waiting import WaitingRequests
+
+WAITS: Final = -1
+"""Instead of a number of steps: time has to pass before it is known."""
 
 
 class RunningRequests:
@@ -66,6 +69,8 @@ class RunningRequests:
         self.is_full = False
         """Set by a retraction: no request is admitted until one has finished."""
         self.retractions = 0
+        self._waits: Any = None
+        """What ``make_room`` waits for."""
         self._due_late: list[tuple[Job, Lease, int]] = []
         """The pages that a leap under way needs if it is not stopped, where pages are taken late."""
 
@@ -135,10 +140,10 @@ class RunningRequests:
     def plan_prefill(self, batch: list[tuple[Job, int]], max_tokens: int, now: float) -> None:
         """Add the chunks of admitted requests to the next step, as (job, tokens), in order of admission."""
         self.budget_tokens = max_tokens - len(self.decoding.jobs)
-        for job in [job for job in self.admitted if job.phase == PREFILLING]:
+        for job in list(self.admitted):
             if self.budget_tokens <= 0:
                 break
-            if job.lease is not None:
+            if job.phase == PREFILLING and job.lease is not None:
                 self.plan_chunk(job, batch, now)
 
     def plan_chunk(self, job: Job, batch: list[tuple[Job, int]], now: float) -> None:
@@ -192,10 +197,11 @@ class RunningRequests:
             return 1
         return min(LEAP_STEPS, self.decoding.steps_to_end())
 
-    def make_room(self, steps: int) -> Any:
+    def make_room(self, steps: int) -> int:
         """Take the pages that the next ``steps`` decode steps need, or those of fewer steps if there are too few.
 
         Returns the number of steps that have room; 0 if a request has been retracted or transfers have ended: then plan again.
+        ``WAITS`` if time has to pass first: then ``wait_for_room`` tells it.
         """
         cache = self.cache
         while due := self.decoding.pages_due(steps):
@@ -206,17 +212,27 @@ class RunningRequests:
             else:
                 growth = cache.grow([(lease, pages) for _, lease, pages in due], self.env.now)
                 if growth.has_room:
-                    return steps if (yield from self._take_pages(due, growth)) else 0
+                    if not self._note_pages(due, growth):
+                        return steps
+                    self._waits = self._claim_for(due, steps)
+                    return WAITS
             if steps == 1:
-                yield from self._make_room_one_by_one(due)
-                return 0
+                self._waits = self._make_room_one_by_one(due)
+                return WAITS
             for job, _, _ in due:
                 self.decoding.need_page(job)
             steps //= 2
         return steps
 
+    def wait_for_room(self) -> Any:
+        """Generate the events to wait for after ``make_room``, and return the number of steps that have room then, or 0."""
+        return self._waits
+
+    def _claim_for(self, due: list[tuple[Job, Lease, int]], steps: int) -> Any:
+        return steps if (yield from self._claim_pages(due)) else 0
+
     def _make_room_one_by_one(self, due: list[tuple[Job, Lease, int]]) -> Any:
-        """Give decoding requests their pages, oldest first, until one finds no room; then retract the youngest."""
+        """Give decoding requests their pages, oldest first, until one finds no room; then retract the youngest. Returns 0."""
         due.sort(key=lambda need: need[0].place)
         while due:
             job, lease, pages = due[0]
@@ -226,22 +242,30 @@ class RunningRequests:
             growth = self.cache.grow([(lease, pages)], self.env.now)
             if not growth.has_room:
                 break
-            served = due.pop(0)
-            if not (yield from self._take_pages([served], growth)):
+            served = [due.pop(0)]
+            if self._note_pages(served, growth) and not (yield from self._claim_pages(served)):
                 break
         for job, _, _ in due:
             self.decoding.need_page(job)
         if not growth.has_room:
             yield from self._retract_youngest()
+        return 0
 
-    def _take_pages(self, due: list[tuple[Job, Lease, int]], growth: Growth) -> Any:
-        """Wait until decoding requests have the slots that they have been given. Returns False if those of one are lost."""
+    def _note_pages(self, due: list[tuple[Job, Lease, int]], growth: Growth) -> bool:
+        """Take note of the pages that decoding requests have been given. Returns whether any have to wait for the slots."""
         page_tokens = self.cache.page_tokens
-        for job, _, pages in due:
+        waits = False
+        for job, lease, pages in due:
             job.next_page_step += pages * page_tokens
             self.decoding.need_page(job)
+            if lease.reserved_pages:
+                waits = True
         if growth.transfers:
             self.mover.submit(growth.transfers)
+        return waits
+
+    def _claim_pages(self, due: list[tuple[Job, Lease, int]]) -> Any:
+        """Wait until decoding requests have the slots that they have been given. Returns False if those of one are lost."""
         has_all = True
         for job, lease, _ in due:
             while job.lease is lease and lease.reserved_pages:
