@@ -10,7 +10,7 @@ from kvsim.core.transfer import Transfer
 from kvsim.engine.claims import Claims
 from kvsim.engine.decoding import Decoding
 from kvsim.engine.frontend import Frontend
-from kvsim.engine.job import CLAIMING, ENDED, LEAP_STEPS, PREFILLING, Job
+from kvsim.engine.job import CLAIMING, ENDED, PREFILLING, Job, longest_leap
 from kvsim.engine.loading import Loading
 from kvsim.engine.mover import Mover
 from kvsim.engine.queue import WaitingQueue
@@ -195,7 +195,7 @@ class RunningRequests:
         """Return the most decode steps that may follow each other without a look at the queue, 1 or more."""
         if self.is_full and not self.cache.pauses_after_retraction or len(self.groups) > 1:
             return 1
-        return min(LEAP_STEPS, self.decoding.steps_to_end())
+        return min(longest_leap(self.cache), self.decoding.steps_to_end())
 
     def make_room(self, steps: int) -> int:
         """Take the pages that the next ``steps`` decode steps need, or those of fewer steps if there are too few.
