@@ -140,7 +140,7 @@ class RunningRequests:
     def plan_prefill(self, batch: list[tuple[Job, int]], max_tokens: int, now: float) -> None:
         """Add the chunks of admitted requests to the next step, as (job, tokens), in order of admission."""
         self.budget_tokens = max_tokens - len(self.decoding.jobs)
-        for job in list(self.admitted):
+        for job in self.admitted:  # giving a request up makes another list
             if self.budget_tokens <= 0:
                 break
             if job.phase == PREFILLING and job.lease is not None:
@@ -333,7 +333,7 @@ class RunningRequests:
         if is_decoding:
             self.decoding.remove(job)
         else:
-            self.admitted.remove(job)
+            self.admitted = [other for other in self.admitted if other is not job]
         if self.frontend.retracted(job, self.engine):
             self.waiting.push(job)
 

@@ -10,7 +10,17 @@ NORMAL: Final = 1
 """SimPy's priority of what happens at the same time as other things, in the order in which it was entered."""
 
 
-class Happening:
+class Moment:
+    """Something that happens at a time."""
+
+    __slots__ = ()
+
+    def happen(self) -> None:
+        """Do what is due."""
+        raise NotImplementedError
+
+
+class Happening(Moment):
     """An event of SimPy's in all that kvsim and SimPy's processes use of one; it cannot fail."""
 
     __slots__ = ("agenda", "callbacks", "_ok", "_value")
@@ -73,20 +83,10 @@ class Happening:
                 callback(self)
 
 
-class Moment:
-    """Something that happens at a time for which nobody but itself waits."""
-
-    __slots__ = ()
-
-    def happen(self) -> None:
-        """Do what is due."""
-        raise NotImplementedError
-
-
 class Agenda:
     """Everything that is to happen, by time, priority and the order in which it was entered, as in SimPy's ``Environment``.
 
-    Entries are ``Moment``s, ``Happening``s, or SimPy's own events, of which processes are made.
+    Entries are ``Moment``s or SimPy's own events, of which processes are made.
     """
 
     def __init__(self, clock: Any) -> None:
@@ -137,8 +137,6 @@ class Agenda:
             self.now = now
             self.clock.now = now
         if isinstance(event, Moment):
-            event.happen()
-        elif isinstance(event, Happening):
             event.happen()
         else:
             _happen(event)

@@ -1,5 +1,6 @@
 """Simulates links and disks by arithmetic on a virtual clock."""
 
+from array import array
 from collections import deque
 from heapq import heappop, heappush
 from typing import Any
@@ -15,7 +16,7 @@ class Flow:
     """Bytes on their way through a channel. ``event`` triggers when they have arrived; its value is the number that did."""
 
     __slots__ = (
-        "bytes", "event", "unit_bytes", "split", "started_s", "ended_s", "joined_at", "is_cancelled", "request", "interval"
+        "bytes", "event", "unit_bytes", "split", "started_s", "ended_s", "joined_at", "is_cancelled", "request", "row"
     )  # fmt: skip
 
     def __init__(
@@ -31,8 +32,8 @@ class Flow:
         """Times at which the first byte leaves and the last one arrives."""
         self.joined_at = 0.0
         self.is_cancelled = False
-        self.interval: list[float] = []
-        """Its row of ``LinkUse.intervals``, once its last byte has left."""
+        self.row = -1
+        """Where its row of ``LinkUse.intervals`` begins, once its last byte has left."""
 
 
 class _Timer(Moment):
@@ -79,7 +80,8 @@ class Channel:
         self._queued_bytes = 0.0
         self.timers = 0
         """Number of timers set so far; only the last one counts."""
-        self._intervals: list[list[float]] = []
+        self._rows = array("d")
+        """Those of ``LinkUse.intervals``, one after another, in the order in which flows left."""
         self._arrived_s = 0.0
         """When the last byte of the flow that left last arrives. With fifo, the next interval begins no earlier."""
 
@@ -111,7 +113,7 @@ class Channel:
         self._advance()
         entry = next((entry for entry in self._active if entry[2] is flow), None)
         if entry is None:
-            _end_now(flow)
+            self._end_now(flow)
             return
         self._active.remove(entry)
         self._active.sort()
@@ -189,8 +191,8 @@ class Channel:
         use.bytes += round(moved)
         use.transfers += 1
         start_s = flow.started_s if self.is_shared else min(max(flow.started_s, self._arrived_s), arrival_s)
-        flow.interval, self._arrived_s = [start_s, arrival_s, moved, flow.request], arrival_s
-        self._intervals.append(flow.interval)
+        flow.row, self._arrived_s = len(self._rows), arrival_s
+        self._rows.extend((start_s, arrival_s, moved, flow.request))
         if self._queue and not self._active:
             self._queued_bytes -= self._queue[0].bytes
             self._activate(self._queue.popleft())
@@ -202,10 +204,23 @@ class Channel:
                 total.leave(place)
             self._notify_others()
 
+    def _end_now(self, flow: Flow) -> None:
+        """Trigger the callbacks of the event of a flow that has left now, instead of when its last byte arrives."""
+        late, now = flow.event, self.agenda.now
+        if flow.ended_s <= now:
+            return
+        flow.event = Happening(self.agenda)
+        flow.event.callbacks, late.callbacks = late.callbacks, []
+        rows, row = self._rows, flow.row
+        flow.ended_s = rows[row + 1] = now
+        rows[row] = min(rows[row], now)
+        flow.event.succeed(late.value)
+
     def used(self) -> LinkUse:
         """Return what the channel has carried so far. It is busy from a flow's first byte until the last one has arrived."""
         use = self.use
-        use.intervals = np.array(sorted(self._intervals), dtype=float).reshape(-1, 4)
+        rows = np.array(self._rows).reshape(-1, 4)
+        use.intervals = rows[np.lexsort(rows.T[::-1])]
         use.busy_s = covered_s(use.intervals)
         return use
 
@@ -266,15 +281,3 @@ def _end(flow: Flow, n_bytes: float, delay_s: float = 0.0) -> None:
     elif flow.unit_bytes is not None:
         value = int((n_bytes + 0.5) // flow.unit_bytes)
     event.succeed_after(delay_s, value)
-
-
-def _end_now(flow: Flow) -> None:
-    """Trigger the callbacks of a flow's event now, instead of when its last byte arrives."""
-    late, agenda = flow.event, flow.event.agenda
-    if flow.ended_s <= agenda.now:
-        return
-    flow.event = Happening(agenda)
-    flow.event.callbacks, late.callbacks = late.callbacks, []
-    flow.ended_s = flow.interval[1] = agenda.now
-    flow.interval[0] = min(flow.interval[0], agenda.now)
-    flow.event.succeed(late.value)

@@ -55,7 +55,7 @@ class Wiring:
             return self.engines[source.owner][name]
         if target.level == GPU:
             return self.engines[target.owner][name]
-        lower = max(source, target, key=lambda tier: tier.level)
+        lower = source if source.level >= target.level else target
         return self.stores[lower.level, lower.owner][name]
 
     def used(self) -> list[LinkUse]:

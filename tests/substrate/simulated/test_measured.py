@@ -113,12 +113,13 @@ def test_a_step_with_prefill_takes_its_launch_at_least_and_a_decode_step_does_no
 
 
 def test_copies_that_begin_with_a_measured_step_delay_its_launch() -> None:
-    chunk, decode = Work(chunks=[(10, 0)]), Work(decode_requests=1, decode_context_tokens=1)
+    chunk: dict[str, Any] = {"chunks": [(10, 0)]}
+    decode = {"decode_requests": 1, "decode_context_tokens": 1}
     hardware = machine(compute_curves=ComputeCurves(**CURVES), prefill_launch_s=1e6, copy_launch_s=7.0, copy_leap_s=3.0)
     steps = step_times(MODEL, hardware)
     for work, count, more_s in ((chunk, 1, 7.0), (decode, 1, 3.0), (decode, 5, 3.0)):
-        copying = replace(work, has_copies=True)
-        assert steps.leap_s(copying, count) - steps.leap_s(work, count) == pytest.approx(more_s)
+        copying, alone = Work(**work, has_copies=True), Work(**work)
+        assert steps.leap_s(copying, count) - steps.leap_s(alone, count) == pytest.approx(more_s)
 
 
 def test_repeated_context_takes_its_share_of_the_time() -> None:
