@@ -241,7 +241,7 @@ class ContinuousBatching(Schedule):
         if job.computed < job.target_tokens:
             self.cache.end_chunk(lease, job.computed, self.env.now)
             return
-        self.running.admitted.remove(job)
+        self.running.prefilled(job)
         self.mover.submit(self.cache.insert(lease, self.env.now))
         if not job.is_prefilled:
             self._book_prompt(job)

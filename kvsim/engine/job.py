@@ -135,7 +135,7 @@ class Job(Waiting):
 
     __slots__ = (
         "prefetch", "phase", "lease", "loads", "ready_loads", "computed", "flying", "joined_step", "last_step", "next_page_step",
-        "admissions", "is_known", "page_need", "is_counted", "counted", "decoder", "is_prefilled", "decode_lease", "send",
+        "admissions", "turn", "is_known", "page_need", "is_counted", "counted", "decoder", "is_prefilled", "decode_lease", "send",
         "times",
     )  # fmt: skip
 
@@ -158,6 +158,8 @@ class Job(Waiting):
         """Number of its latest entry among the engine's page needs; earlier ones no longer count."""
         self.admissions = 0
         """Number of admissions, without those whose slots were lost before the job had them."""
+        self.turn = 0
+        """The number of its latest admission among those of the engine."""
         self.is_known = False
         """Whether the cache has ever admitted it, even if its slots were lost before it had them."""
         self.is_counted = False

@@ -10,7 +10,7 @@ from kvsim.core.transfer import Transfer
 from kvsim.engine.claims import Claims
 from kvsim.engine.decoding import Decoding
 from kvsim.engine.frontend import Frontend
-from kvsim.engine.job import CLAIMING, ENDED, PREFILLING, Job, longest_leap
+from kvsim.engine.job import CLAIMING, ENDED, Job, longest_leap
 from kvsim.engine.loading import Loading
 from kvsim.engine.mover import Mover
 from kvsim.engine.queue import WaitingQueue
@@ -49,8 +49,12 @@ class RunningRequests:
         self.waiting = waiting
         self.loading = loading
         self.engine = engine
-        self.admitted: list[Job] = []
+        self.admitted: dict[Job, None] = {}
         """Those that wait for slots, loads or the rest of their prefill, in order of admission."""
+        self._prefilling: list[Job] = []
+        """Those among them that have their slots, in the same order."""
+        self._turns = 0
+        """Admissions so far."""
         self.claims = Claims(cache, mover)
         """Those among them whose slots are still being freed."""
         self.claims_since_s = nan
@@ -108,7 +112,9 @@ class RunningRequests:
         """Begin to run a request that the cache has admitted."""
         job.lease, job.phase, job.is_known = lease, CLAIMING, True
         job.admissions += 1
-        self.admitted.append(job)
+        self._turns += 1
+        job.turn = self._turns
+        self.admitted[job] = None
         if lease.waits:
             self.mover.submit(lease.waits)
         if lease.reserved_pages:
@@ -118,7 +124,26 @@ class RunningRequests:
                 self.claims_since_s = self.env.now
             self.serve_claims()
         else:
-            self.loading.start(job, lease, self.frontend.book)
+            self._start(job, lease)
+
+    def _start(self, job: Job, lease: Lease) -> None:
+        """Start the loads of a request that has its slots; then its prompt is computed in turn."""
+        self.loading.start(job, lease, self.frontend.book)
+        place = len(self._prefilling)
+        while place and self._prefilling[place - 1].turn > job.turn:
+            place -= 1
+        self._prefilling.insert(place, job)
+
+    def _leave(self, job: Job) -> None:
+        """Take a request out of those that are admitted."""
+        del self.admitted[job]
+        if job in self._prefilling:
+            self._prefilling = [other for other in self._prefilling if other is not job]
+
+    def prefilled(self, job: Job) -> None:
+        """The prompt of a request has been computed."""
+        del self.admitted[job]
+        self._prefilling.remove(job)
 
     def serve_claims(self) -> bool:
         """Give admitted requests their reserved slots, in order, as far as these are free. Returns whether any got theirs."""
@@ -128,7 +153,7 @@ class RunningRequests:
             if is_lost:
                 self._give_up(job)
             else:
-                self.loading.start(job, lease, self.frontend.book)
+                self._start(job, lease)
                 served = True
         if not len(self.claims) and not isnan(self.claims_since_s):
             self.claiming_s += now - self.claims_since_s
@@ -140,10 +165,10 @@ class RunningRequests:
     def plan_prefill(self, batch: list[tuple[Job, int]], max_tokens: int, now: float) -> None:
         """Add the chunks of admitted requests to the next step, as (job, tokens), in order of admission."""
         self.budget_tokens = max_tokens - len(self.decoding.jobs)
-        for job in self.admitted:  # giving a request up makes another list
+        for job in self._prefilling:  # if one is retracted, the next step has another list
             if self.budget_tokens <= 0:
                 break
-            if job.phase == PREFILLING and job.lease is not None:
+            if job.lease is not None:
                 self.plan_chunk(job, batch, now)
 
     def plan_chunk(self, job: Job, batch: list[tuple[Job, int]], now: float) -> None:
@@ -333,7 +358,7 @@ class RunningRequests:
         if is_decoding:
             self.decoding.remove(job)
         else:
-            self.admitted = [other for other in self.admitted if other is not job]
+            self._leave(job)
         if self.frontend.retracted(job, self.engine):
             self.waiting.push(job)
 
@@ -349,9 +374,10 @@ class RunningRequests:
         for group in [group for group in self.groups if job in group.jobs]:
             group.remove(job)
             self._due_late = [due for due in self._due_late if due[0] is not job]
-        for jobs in (self.admitted, self.joining):
-            if job in jobs:
-                jobs.remove(job)
+        if job in self.admitted:
+            self._leave(job)
+        if job in self.joining:
+            self.joining.remove(job)
         if not keeps_pages:
             self.release(job)
 
