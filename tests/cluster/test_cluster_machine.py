@@ -142,6 +142,7 @@ class ClusterMachine(RuleBasedStateMachine):
             assert all(job.phase == QUEUED for job in engine.waiting.queue)
             assert all(job.phase == FETCHING for job in engine.waiting.fetching)
             assert all(job.phase in (CLAIMING, PREFILLING) for job in running.admitted)
+            assert running._prefilling == [job for job in running.admitted if job.phase == PREFILLING], "in order of admission"
             assert all(job.phase == DECODING for job in [*running.decoding.jobs, *running.joining])
 
     def teardown(self) -> None:
