@@ -47,7 +47,7 @@ class Mover:
         self.watches: list[Watch] = []
         self.lost_to_disagreement = Disagreement()
         self._lines: list[deque[Transfer]] = [deque() for _ in cache.tiers]
-        self._expected: dict[Transfer, list[tuple[int, Callable[[Event], object]]]] = {}
+        self._expected: dict[Transfer, list[tuple[int, Callable[[Event], None]]]] = {}
         """The pages that those who wait for a transfer expect of it, and what is called if it brings fewer."""
         self._last_copy_s: dict[int, float] = {}
         """Time at which the last copy from or to a GPU tier began, by the tier's owner."""
@@ -67,7 +67,7 @@ class Mover:
         event: Event = transfer.ended
         return event
 
-    def expect(self, transfer: Transfer, pages: int, misses: Callable[[Event], object]) -> None:
+    def expect(self, transfer: Transfer, pages: int, misses: Callable[[Event], None]) -> None:
         """Call ``misses`` at the end of a transfer that is not done yet, if it has brought fewer pages."""
         self._expected.setdefault(transfer, []).append((pages, misses))
 
