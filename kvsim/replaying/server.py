@@ -8,7 +8,7 @@ from kvsim.core.serving import Hits, Lower, ServedCache, Server
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.core.tree import RadixTree
-from kvsim.engine.job import LEAP_STEPS
+from kvsim.engine.job import longest_leap
 from kvsim.engine.prefetching import Prefetch, Prefetching
 from kvsim.pages.extents import Extent
 
@@ -204,11 +204,11 @@ class CacheServer(Server):
 
         ``transfers``, which follow from the prompt, end during the first leap, which is shorter if they leave it too little
         room. Later leaps that need no page are passed over. With one tier nothing happens between leaps, so a single leap covers
-        the answer.
+        the answer, as it does for a request that runs alone.
         """
         cache, request, computed = self.cache, lease.request, lease.request.prompt_tokens
         end = computed + request.output_tokens - 1
-        leap = end if cache.lower is None else LEAP_STEPS
+        leap = end if cache.lower is None else min(end, longest_leap(cache))
         transfers = self._begin(transfers, now)
         while computed < end:
             steps = min(leap, end - computed)
