@@ -6,7 +6,7 @@ from math import inf, isnan
 from time import perf_counter
 from typing import Any, cast
 
-from simpy import Environment, Event, Process
+from simpy import Environment, Event
 
 from kvsim.cluster.hand_over import HandOver
 from kvsim.cluster.homeless import Homeless, give
@@ -99,7 +99,6 @@ class Cluster(Frontend):
         self._sent: dict[int, int] = {}
         """The engine that the router has sent a request to, by the request's index, until the request has ended."""
         self._homeless = Homeless(self.env, router, self.engine_of)
-        self._processes: dict[int, Process] = {}
         self._lost: set[int] = set()
         """Engines whose GPUs are lost for good."""
         self._advance: Callable[[int], None] | None = None
@@ -151,7 +150,7 @@ class Cluster(Frontend):
         for failure in self.failures:
             self.env.process(self._fail_and_return(failure))
         for engine in self.engines:
-            self._processes[engine.number] = self.env.process(engine.loop())
+            engine.start()
 
     def _run_until_all_end(self) -> None:
         """Let time pass until all requests have ended, or nothing happens any more."""
@@ -365,7 +364,6 @@ class Cluster(Frontend):
     def fail(self, engine: Engine) -> Any:
         """Take an engine down: send its requests elsewhere, end its transfers, and drop what its GPU has. To be yielded from."""
         now = self.env.now
-        self._processes.pop(engine.number).interrupt()
         engine.is_up = False
         jobs = self.hand_over.lost(engine) if self.hand_over is not None else []
         jobs += engine.stop()
@@ -412,5 +410,5 @@ class Cluster(Frontend):
             self.router.up(engine.number, self.env.now)
         if self.hand_over is not None:
             self.hand_over.back(engine)
-        self._processes[engine.number] = self.env.process(engine.loop())
+        engine.start()
         self._homeless.offer()

@@ -112,6 +112,10 @@ class Eviction(metaclass=ABCMeta):
         """Return the policy's order (``OffloadOrder``) of single pages in vLLM's CPU tier. Raises ValueError if it has none."""
         raise ValueError(f"{type(self).__name__} cannot order the single pages of vLLM's CPU tier: choose lru or arc")
 
+    def offload_order_by_use(self, capacity_pages: int) -> Any:
+        """Return the same for vLLM 0.25, where each use counts. Raises ValueError if the policy has none."""
+        raise ValueError(f"{type(self).__name__} cannot order the single pages of vLLM's CPU tier: choose lru or arc")
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Placement(metaclass=ABCMeta):

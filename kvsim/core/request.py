@@ -119,10 +119,12 @@ class Request:
     def pages_with_all(self, pages: int, page_tokens: int) -> int:
         """Return the pages that all samples need if each takes ``pages``: they share those of the prompt in ``runs``.
 
-        If these include the last token whose KV others can find, one page more is taken while a sample computes that token again.
+        Those that another sample does not find, as the last token whose KV others can find is among them, or an image ends
+        there, are taken once more while it computes them again.
         """
         shared, samples = self.prompt_pages, max(self.samples, 1)
-        return shared + samples * (pages - shared) + (samples > 1 and shared * page_tokens >= self.prompt_tokens - self.bigram)
+        again = shared - self.pages_outside_images(self.lookup_pages(page_tokens), page_tokens) if samples > 1 else 0
+        return shared + samples * (pages - shared) + again
 
     def pages_outside_images(self, pages: int, page_tokens: int) -> int:
         """Return the most pages, up to ``pages``, after which no image is incomplete."""

@@ -364,6 +364,11 @@ class Server(Reported):
     """A dataclass of numbers: pages moved and lost."""
     counts_last_admission: bool = False
     """As of ``ServedCache``."""
+    preempts_all: bool = False
+    """Whether, without room for a request, every request admitted after it is preempted, and it itself, since their blocks are
+    free only when the step in flight has ended."""
+    loads_first: bool = False
+    """Whether a request that loads pages waits for them, while others behind it are admitted."""
 
     @abstractmethod
     def serve(self, request: Request, pages: int, now: float) -> Any:
@@ -385,6 +390,21 @@ class Server(Reported):
         own does everything now.
         """
         return self.serve(request, in_all, now)
+
+    def end_pass(self, *, is_step: bool) -> None:
+        """Take note that all requests have begun which do so at one time; ``is_step``: which compute in one step."""
+
+    def look_up_waiting(self, request: Request, tokens: int) -> bool:
+        """Take note that a waiting request with ``tokens`` known tokens is looked up. Returns False if it has to ask again, since
+        pages that it finds are being copied.
+
+        A hook of servers to which each look-up matters, or whose loads take time.
+        """
+        return True
+
+    def is_loading(self, lease: Any) -> bool:
+        """Whether what a request loads is still being copied."""
+        return False
 
     def begin_chunk(self, lease: Any, tokens: int) -> bool:
         """Take note that a step begins which computes a request up to its first ``tokens`` tokens.

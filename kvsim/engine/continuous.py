@@ -4,6 +4,8 @@ from collections import deque
 from math import isnan
 from typing import Any, cast
 
+from simpy import Event
+
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
@@ -12,7 +14,7 @@ from kvsim.engine.frontend import Frontend
 from kvsim.engine.job import DECODING, LOST, PREFILLING, Job
 from kvsim.engine.loading import Loading
 from kvsim.engine.queues import queue_for
-from kvsim.engine.running import RunningRequests
+from kvsim.engine.running import WAITS, RunningRequests
 from kvsim.engine.schedule import PLAN_AGAIN, Parts, Schedule, Step
 from kvsim.engine.substrate import Work
 from kvsim.engine.waiting import WaitingRequests
@@ -100,33 +102,66 @@ class ContinuousBatching(Schedule):
     def form(self) -> Any:
         running = self.running
         running.turn_to_idle_group()
-        decoding = running.decoding.jobs
         if running.joining:
             running.join()
-        needs_room = running.decoding.needs_pages(1) and (running.admitted or self.queue)
-        if needs_room and not (yield from running.make_room(1)):
+        if running.decoding.needs_pages(1) and (running.admitted or self.queue):
+            steps = running.make_room(1)
+            if steps == WAITS:
+                return self._form_later()
+            if not steps:
+                return PLAN_AGAIN
+        return self._form()
+
+    def _form_later(self) -> Any:
+        """Form a step when decoding requests have their slots for it."""
+        if not (yield from self.running.wait_for_room()):
             return PLAN_AGAIN
+        step = self._form()
+        if step is not None and not isinstance(step, Step):
+            step = yield from step
+        return step
+
+    def _form(self) -> Any:
+        """Form a step for which decoding requests have room, as ``form`` does."""
+        running = self.running
+        decoding = running.decoding.jobs
         batch: list[tuple[Job, int]] = []
         now = self.env.now
         running.plan_prefill(batch, self.max_batch_tokens, now)
-        if not (yield from self._admit(batch, now)):
-            return PLAN_AGAIN
+        fetched = self._admit(batch, now)
+        if fetched is not None:
+            return self._plan_after(fetched)
         steps = 1
-        if decoding and not batch and not (steps := (yield from running.make_room(running.leap_steps()))):
-            return PLAN_AGAIN
-        if not (batch or decoding):
-            return None
+        if decoding and not batch:
+            steps = running.make_room(running.leap_steps())
+            if steps == WAITS:
+                return self._leap_later(batch)
+            if not steps:
+                return PLAN_AGAIN
+        return self._step(batch, steps) if batch or decoding else None
+
+    def _plan_after(self, event: Event) -> Any:
+        yield event
+        return PLAN_AGAIN
+
+    def _leap_later(self, batch: list[tuple[Job, int]]) -> Any:
+        """Form a leap when the requests have their slots for it."""
+        steps = yield from self.running.wait_for_room()
+        return self._step(batch, steps) if steps else PLAN_AGAIN
+
+    def _step(self, batch: list[tuple[Job, int]], steps: int) -> Step:
+        """Return the step of these chunks and of all that decode, or a leap."""
         step = Step(self._work(batch, steps), [load for job, _ in batch for load in job.loads if not load.done])
         for job, tokens in batch:
             job.flying += tokens
-        running.decoding.is_flying = True
-        self._flight.append((running.decoding, batch))
+        self.running.decoding.is_flying = True
+        self._flight.append((self.running.decoding, batch))
         return step
 
-    def _admit(self, batch: list[tuple[Job, int]], now: float) -> Any:
+    def _admit(self, batch: list[tuple[Job, int]], now: float) -> Event | None:
         """Admit from the queue, in its order, until the next step is full or a request does not fit.
 
-        Adds the first chunks of admitted requests to ``batch``. Returns False if it had to wait: then plan again.
+        Adds the first chunks of admitted requests to ``batch``. Returns an event if that has to come first: then plan again.
         """
         cache, waiting, running, queue = self.cache, self.waiting, self.running, self.queue
         page_tokens = cache.page_tokens
@@ -144,8 +179,7 @@ class ContinuousBatching(Schedule):
             request = job.request
             if job.prefetch is not None and job.prefetch.is_under_way:
                 self.mover.cancel(job.prefetch.fetch)
-                yield self.mover.end_of(job.prefetch.fetch)
-                return False
+                return self.mover.end_of(job.prefetch.fetch)
             tokens = job.target_tokens
             lease = cache.match(request, self.gpu, job.why, tokens)
             load_pages = 0
@@ -170,7 +204,7 @@ class ContinuousBatching(Schedule):
                 break
             if job.phase == PREFILLING:
                 running.plan_chunk(job, batch, now)
-        return True
+        return None
 
     def fits_alone(self, lease: Lease, pages: int) -> bool:
         """Whether a request could get ``pages`` pages in all if no other one ran. The lease must be fresh from ``match``."""
@@ -212,7 +246,7 @@ class ContinuousBatching(Schedule):
         if job.computed < job.target_tokens:
             self.cache.end_chunk(lease, job.computed, self.env.now)
             return
-        self.running.admitted.remove(job)
+        self.running.prefilled(job)
         self.mover.submit(self.cache.insert(lease, self.env.now))
         self.queue.computed(job)
         if not job.is_prefilled:

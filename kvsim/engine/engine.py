@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from simpy import Event, Interrupt
+from simpy import Event
+from simpy.events import URGENT
 
 from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache
@@ -55,6 +56,8 @@ class EngineSettings:
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Engine(Carried):
     """One engine: makes time pass for the steps that its schedule forms.
+
+    Its loop is a generator like a process of SimPy's, but without one: it is resumed by the event that it waits for.
 
     By default, the schedule is kvsim's own. That of a real engine comes from its rules.
     """
@@ -128,6 +131,11 @@ class Engine(Carried):
         self._aborted: list[Job] = []
         """Requests that are aborted when the leap under way has ended."""
         self._wakeup = self.env.event()
+        self._steps: Any = None
+        """The loop, as a generator of the events that it waits for; None before it begins and while the engine is down."""
+        self._awaited: Event | None = None
+        """The event that the loop waits for."""
+        self._on_event = self._go_on
 
     def report_to(self, frontend: Frontend) -> None:
         """Make this the frontend; to be called before the engine runs."""
@@ -201,25 +209,47 @@ class Engine(Carried):
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
-    def loop(self) -> Any:
-        """Run until all requests of the cluster have ended, or the engine fails. A process of the environment."""
-        try:
-            yield from self._steps()
-        except Interrupt:
-            return
+    def start(self) -> None:
+        """Begin to make steps: from now on, until all requests of the cluster have ended or the engine is stopped."""
+        self._steps = self._loop()
+        began: Any = self.env.event()
+        began._ok, began._value = True, None
+        self._await(began)
+        self.env.schedule(began, URGENT)
 
-    def _steps(self) -> Any:
+    def _await(self, event: Event) -> None:
+        self._awaited = event
+        event.callbacks.append(self._on_event)
+
+    def _go_on(self, event: Event) -> None:
+        """Let the loop go on after an event, unless it waits for another one since it was stopped."""
+        if event is not self._awaited:
+            return
+        self._awaited = None
+        awaited: Any = event
+        try:
+            while awaited.callbacks is None:
+                awaited = self._steps.send(awaited.value)
+        except StopIteration:
+            return
+        self._await(awaited)
+
+    def _loop(self) -> Any:
+        """Make steps. Generates the events to wait for."""
         schedule, flight = self.schedule, self._flight
         while not self.frontend.is_done:
             if self._wakeup.triggered:
                 self._wakeup = self.env.event()
-            step = yield from schedule.form()
+            step = schedule.form()
+            if step is not None and not isinstance(step, Step):
+                step = yield from step
             if step is PLAN_AGAIN:
                 continue
             if self.reports:
                 self.pending_requests = len(self.waiting.queue)
             if schedule.looks_ahead and flight:
-                yield from self._end_first()
+                done = yield flight[0][1]
+                self._end(flight.popleft(), done)
                 if step is None or self.frontend.is_done:
                     continue
             if step is not None:
@@ -227,18 +257,15 @@ class Engine(Carried):
                 if schedule.looks_ahead or len(flight) < self.steps_in_flight:
                     continue
             if flight:
-                yield from self._end_first()
+                done = yield flight[0][1]
+                self._end(flight.popleft(), done)
             elif not self.frontend.is_done:
                 if self.reports:
                     self.frontend.stepped(self.number)
                 yield self._wakeup
         while flight and not schedule.looks_ahead:  # of requests that were aborted
-            yield from self._end_first()
-
-    def _end_first(self) -> Any:
-        """Wait for the end of the step that began first."""
-        done = yield self._flight[0][1]
-        self._end(self._flight.popleft(), done)
+            done = yield flight[0][1]
+            self._end(flight.popleft(), done)
 
     def _begin(self, step: Step) -> tuple[Step, Event, float]:
         """Begin a step. Returns it, the event of its end, and the time."""
@@ -285,6 +312,7 @@ class Engine(Carried):
     def stop(self) -> list[Job]:
         """Give up all requests, since the engine has failed. Returns them."""
         self.is_up = False
+        self._steps = self._awaited = None
         self._aborted = []
         self.outages.append([self.env.now, inf])
         steps = 0

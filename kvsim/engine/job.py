@@ -4,14 +4,22 @@ from math import isnan, nan
 from typing import Any, Final
 
 from kvsim.core.lease import AGAIN, FIRST, KNOWN, Lease
+from kvsim.core.pool import UNLIMITED
 from kvsim.core.queue_view import Waiting
 from kvsim.core.request import Request
+from kvsim.core.serving import ServedCache
 from kvsim.core.transfer import Transfer
 from kvsim.engine.prefetching import Prefetch
 
 LEAP_STEPS: Final = 64
-"""Maximum number of decode steps in one leap. A leap's pages are taken when it begins, unless the cache takes
-them late, so this bounds how early that is."""
+"""Maximum number of decode steps in one leap of several requests. A leap's pages are taken when it begins, unless the cache
+takes them late, so this bounds how early that is."""
+
+
+def longest_leap(cache: ServedCache) -> int:
+    """Return the most decode steps in one leap: no limit if only one request holds pages, since no other one then lacks those
+    that a long leap takes early."""
+    return LEAP_STEPS if len(cache.leases) > 1 else UNLIMITED
 
 
 class Send:
@@ -127,7 +135,7 @@ class Job(Waiting):
 
     __slots__ = (
         "prefetch", "phase", "lease", "loads", "ready_loads", "computed", "flying", "joined_step", "last_step", "next_page_step",
-        "admissions", "is_known", "page_need", "is_counted", "counted", "decoder", "is_prefilled", "decode_lease", "send",
+        "admissions", "turn", "is_known", "page_need", "is_counted", "counted", "decoder", "is_prefilled", "decode_lease", "send",
         "times", "told",
     )  # fmt: skip
 
@@ -152,6 +160,8 @@ class Job(Waiting):
         """Number of its latest entry among the engine's page needs; earlier ones no longer count."""
         self.admissions = 0
         """Number of admissions, without those whose slots were lost before the job had them."""
+        self.turn = 0
+        """The number of its latest admission among those of the engine."""
         self.is_known = False
         """Whether the cache has ever admitted it, even if its slots were lost before it had them."""
         self.is_counted = False

@@ -1,7 +1,5 @@
 """Brings to the GPU what requests reuse of the tiers below it."""
 
-from functools import partial
-
 from simpy import Event
 
 from kvsim.core.lease import Lease
@@ -11,6 +9,24 @@ from kvsim.engine.book import Book
 from kvsim.engine.job import PREFILLING, Job
 from kvsim.engine.mover import Mover
 from kvsim.engine.prefetching import Prefetching
+
+
+class Expected:
+    """A load that a request waits for."""
+
+    __slots__ = ("book", "job", "lease", "load", "loading", "lower")
+
+    def __init__(self, loading: "Loading", lower: Lower, job: Job, lease: Lease, load: Transfer, book: Book) -> None:
+        self.loading = loading
+        self.lower = lower
+        self.job = job
+        self.lease = lease
+        self.load = load
+        self.book = book
+
+    def misses(self, _: Event) -> None:
+        """The load has ended, and brought too little."""
+        self.loading.misses(self.lower, self.job, self.lease, self.load, self.book)
 
 
 class Loading:
@@ -55,11 +71,11 @@ class Loading:
         for load in job.loads:  # of other requests, too
             planned.setdefault(load, load.pages)
         for load, pages in planned.items():
-            self.mover.end_of(load).callbacks.append(partial(self._loaded, lower, job, lease, load, pages, book))
+            self.mover.expect(load, pages, Expected(self, lower, job, lease, load, book).misses)
 
-    def _loaded(self, lower: Lower, job: Job, lease: Lease, load: Transfer, pages: int, book: Book, _: Event) -> None:
-        """Shorten a request's hit by what a load of ``pages`` pages failed to bring; the request computes it."""
-        if load.arrived_pages < pages and job.lease is lease:
+    def misses(self, lower: Lower, job: Job, lease: Lease, load: Transfer, book: Book) -> None:
+        """Shorten a request's hit by what a load failed to bring; the request computes it."""
+        if job.lease is lease:
             lost = lower.load(lease, self.env.now, load).lost_pages
             job.computed = max(0, job.computed - lost * self.cache.page_tokens)
             if job.counted is lease:

@@ -1,7 +1,7 @@
 """Passes the core's transfers to the substrate, and their ends back to the core."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import isnan
 from typing import Any
 
@@ -47,6 +47,8 @@ class Mover:
         self.watches: list[Watch] = []
         self.lost_to_disagreement = Disagreement()
         self._lines: list[deque[Transfer]] = [deque() for _ in cache.tiers]
+        self._expected: dict[Transfer, list[tuple[int, Callable[[Event], None]]]] = {}
+        """The pages that those who wait for a transfer expect of it, and what is called if it brings fewer."""
         self._last_copy_s: dict[int, float] = {}
         """Time at which the last copy from or to a GPU tier began, by the tier's owner."""
 
@@ -64,6 +66,10 @@ class Mover:
             transfer.ended = self.env.event()
         event: Event = transfer.ended
         return event
+
+    def expect(self, transfer: Transfer, pages: int, misses: Callable[[Event], None]) -> None:
+        """Call ``misses`` at the end of a transfer that is not done yet, if it has brought fewer pages."""
+        self._expected.setdefault(transfer, []).append((pages, misses))
 
     def begins_copies(self, owner: int) -> bool:
         """Return whether copies from or to the GPU tier of this owner begin now."""
@@ -138,6 +144,9 @@ class Mover:
             follow_ups = self.lower.abort(transfer, arrived, now)
         else:
             follow_ups = self.lower.finish(transfer, now)
+        for pages, misses in self._expected.pop(transfer, ()):
+            if transfer.arrived_pages < pages:
+                self.end_of(transfer).callbacks.append(misses)
         if transfer.ended is not None:
             transfer.ended.succeed()
         if follow_ups:

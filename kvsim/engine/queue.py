@@ -118,6 +118,8 @@ class WaitingQueue(JobQueue):
 
     def _check_unchanged(self, call: str, jobs: Sequence[Job], before: list[tuple[object, ...]]) -> None:
         """Raise PolicyError if a policy has changed a job that it was shown."""
+        if not before:
+            return
         for job, was in zip(jobs, before, strict=False):
             now = facts(job)
             if now != was:

@@ -1,6 +1,6 @@
 """The queues of engines whose order a scheduling policy decides: by ranks, by the order of all, or by an order that it keeps."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -16,16 +16,22 @@ from kvsim.policies.scheduling.base import SchedulingPolicy
 from kvsim.policies.scheduling.kept_order import KeptScheduling
 
 SPARE: Final = 64
-"""A heap is built anew when it has this many entries more than twice those that count."""
+"""A queue is built anew when it has this many entries more than twice those that count."""
+Entry = tuple[float, tuple[int, int], int, Job]
+"""(rank, place, number, job)."""
 
 
 class RankedQueue(WaitingQueue):
-    """Jobs by the rank that the policy gives each when it begins to wait."""
+    """Jobs by the rank that the policy gives each when it begins to wait.
+
+    Those that come in order, as all do in the order of arrival, are only appended.
+    """
 
     def __init__(self, policy: SchedulingPolicy) -> None:
         super().__init__(policy)
-        self._heap: list[tuple[float, tuple[int, int], int, Job]] = []
-        """(rank, place, entry, job); an entry no longer counts once the job has another."""
+        self._heap: list[Entry] = []
+        self._in_order: deque[Entry] = deque()
+        """Entries that came after all before them; the others are in the heap. One no longer counts once the job has another."""
         self._size = 0
 
     def __len__(self) -> int:
@@ -33,7 +39,7 @@ class RankedQueue(WaitingQueue):
 
     def __iter__(self) -> Iterator[Job]:
         """Iterate over the jobs from the first to the last, whatever the bound."""
-        return iter([job for _, _, entry, job in sorted(self._heap) if job.entry == entry])
+        return iter([job for _, _, entry, job in sorted([*self._in_order, *self._heap]) if job.entry == entry])
 
     def push(self, job: Job) -> None:
         """Add a job that begins to wait."""
@@ -41,7 +47,11 @@ class RankedQueue(WaitingQueue):
         before = self._seen([job])
         rank = rank_number(self._policy_name, "rank()", self._policy.rank(job))
         self._check_unchanged("rank()", [job], before)
-        heappush(self._heap, (rank, job.place, job.entry, job))
+        entry = rank, job.place, job.entry, job
+        if not self._in_order or self._in_order[-1] < entry:
+            self._in_order.append(entry)
+        else:
+            heappush(self._heap, entry)
         self._size += 1
 
     def begin_round(self, now: float) -> None:
@@ -52,18 +62,23 @@ class RankedQueue(WaitingQueue):
             overdue = self._overdue()
             if overdue is not None:
                 return overdue
+        if not self._heap or self._in_order and self._in_order[0] < self._heap[0]:
+            return self._in_order[0][3]
         return self._heap[0][3]
 
     def remove(self, job: Job) -> None:
         """Take out a job that waits."""
         job.entry = -1
         self._size -= 1
-        heap = self._heap
+        heap, in_order = self._heap, self._in_order
+        while in_order and in_order[0][3].entry != in_order[0][2]:
+            in_order.popleft()
         while heap and heap[0][3].entry != heap[0][2]:
             heappop(heap)
-        if len(heap) > 2 * self._size + SPARE:
+        if len(heap) + len(in_order) > 2 * self._size + SPARE:
             self._heap = [entry for entry in heap if entry[3].entry == entry[2]]
             heapify(self._heap)
+            self._in_order = deque([entry for entry in in_order if entry[3].entry == entry[2]])
 
 
 class OrderedQueue(WaitingQueue):

@@ -1,7 +1,7 @@
 """The requests of one engine that have pages: who gets more, and who gives up all of them when there are too few."""
 
 from math import isnan, nan
-from typing import Any
+from typing import Any, Final
 
 from kvsim.core.lease import RETRACTED, Lease
 from kvsim.core.serving import Growth, ServedCache
@@ -10,11 +10,14 @@ from kvsim.core.transfer import Transfer
 from kvsim.engine.claims import Claims
 from kvsim.engine.decoding import Decoding
 from kvsim.engine.frontend import Frontend
-from kvsim.engine.job import CLAIMING, ENDED, LEAP_STEPS, PREFILLING, Job
+from kvsim.engine.job import CLAIMING, ENDED, Job, longest_leap
 from kvsim.engine.loading import Loading
 from kvsim.engine.mover import Mover
 from kvsim.engine.queue import WaitingQueue
 from kvsim.engine.waiting import WaitingRequests
+
+WAITS: Final = -1
+"""Instead of a number of steps: time has to pass before it is known."""
 
 
 class RunningRequests:
@@ -46,8 +49,12 @@ class RunningRequests:
         self.waiting = waiting
         self.loading = loading
         self.engine = engine
-        self.admitted: list[Job] = []
+        self.admitted: dict[Job, None] = {}
         """Those that wait for slots, loads or the rest of their prefill, in order of admission."""
+        self._prefilling: list[Job] = []
+        """Those among them that have their slots, in the same order."""
+        self._turns = 0
+        """Admissions so far."""
         self.claims = Claims(cache, mover)
         """Those among them whose slots are still being freed."""
         self.claims_since_s = nan
@@ -66,6 +73,8 @@ class RunningRequests:
         self.is_full = False
         """Set by a retraction: no request is admitted until one has finished."""
         self.retractions = 0
+        self._waits: Any = None
+        """What ``make_room`` waits for."""
         self._due_late: list[tuple[Job, Lease, int]] = []
         """The pages that a leap under way needs if it is not stopped, where pages are taken late."""
 
@@ -103,7 +112,9 @@ class RunningRequests:
         """Begin to run a request that the cache has admitted."""
         job.lease, job.phase, job.is_known = lease, CLAIMING, True
         job.admissions += 1
-        self.admitted.append(job)
+        self._turns += 1
+        job.turn = self._turns
+        self.admitted[job] = None
         if lease.waits:
             self.mover.submit(lease.waits)
         if lease.reserved_pages:
@@ -113,7 +124,26 @@ class RunningRequests:
                 self.claims_since_s = self.env.now
             self.serve_claims()
         else:
-            self.loading.start(job, lease, self.frontend.book)
+            self._start(job, lease)
+
+    def _start(self, job: Job, lease: Lease) -> None:
+        """Start the loads of a request that has its slots; then its prompt is computed in turn."""
+        self.loading.start(job, lease, self.frontend.book)
+        place = len(self._prefilling)
+        while place and self._prefilling[place - 1].turn > job.turn:
+            place -= 1
+        self._prefilling.insert(place, job)
+
+    def _leave(self, job: Job) -> None:
+        """Take a request out of those that are admitted."""
+        del self.admitted[job]
+        if job in self._prefilling:
+            self._prefilling = [other for other in self._prefilling if other is not job]
+
+    def prefilled(self, job: Job) -> None:
+        """The prompt of a request has been computed."""
+        del self.admitted[job]
+        self._prefilling.remove(job)
 
     def serve_claims(self) -> bool:
         """Give admitted requests their reserved slots, in order, as far as these are free. Returns whether any got theirs."""
@@ -123,7 +153,7 @@ class RunningRequests:
             if is_lost:
                 self._give_up(job)
             else:
-                self.loading.start(job, lease, self.frontend.book)
+                self._start(job, lease)
                 served = True
         if not len(self.claims) and not isnan(self.claims_since_s):
             self.claiming_s += now - self.claims_since_s
@@ -135,7 +165,7 @@ class RunningRequests:
     def plan_prefill(self, batch: list[tuple[Job, int]], max_tokens: int, now: float) -> None:
         """Add the chunks of admitted requests to the next step, as (job, tokens), in order of admission."""
         self.budget_tokens = max_tokens - len(self.decoding.jobs)
-        for job in [job for job in self.admitted if job.phase == PREFILLING]:
+        for job in self._prefilling:  # if one is retracted, the next step has another list
             if self.budget_tokens <= 0:
                 break
             if job.lease is not None:
@@ -190,12 +220,13 @@ class RunningRequests:
         """Return the most decode steps that may follow each other without a look at the queue, 1 or more."""
         if self.is_full and not self.cache.pauses_after_retraction or len(self.groups) > 1:
             return 1
-        return min(LEAP_STEPS, self.decoding.steps_to_end())
+        return min(longest_leap(self.cache), self.decoding.steps_to_end())
 
-    def make_room(self, steps: int) -> Any:
+    def make_room(self, steps: int) -> int:
         """Take the pages that the next ``steps`` decode steps need, or those of fewer steps if there are too few.
 
         Returns the number of steps that have room; 0 if a request has been retracted or transfers have ended: then plan again.
+        ``WAITS`` if time has to pass first: then ``wait_for_room`` tells it.
         """
         cache = self.cache
         while due := self.decoding.pages_due(steps):
@@ -206,17 +237,27 @@ class RunningRequests:
             else:
                 growth = cache.grow([(lease, pages) for _, lease, pages in due], self.env.now)
                 if growth.has_room:
-                    return steps if (yield from self._take_pages(due, growth)) else 0
+                    if not self._note_pages(due, growth):
+                        return steps
+                    self._waits = self._claim_for(due, steps)
+                    return WAITS
             if steps == 1:
-                yield from self._make_room_one_by_one(due)
-                return 0
+                self._waits = self._make_room_one_by_one(due)
+                return WAITS
             for job, _, _ in due:
                 self.decoding.need_page(job)
             steps //= 2
         return steps
 
+    def wait_for_room(self) -> Any:
+        """Generate the events to wait for after ``make_room``, and return the number of steps that have room then, or 0."""
+        return self._waits
+
+    def _claim_for(self, due: list[tuple[Job, Lease, int]], steps: int) -> Any:
+        return steps if (yield from self._claim_pages(due)) else 0
+
     def _make_room_one_by_one(self, due: list[tuple[Job, Lease, int]]) -> Any:
-        """Give decoding requests their pages, oldest first, until one finds no room; then retract the youngest."""
+        """Give decoding requests their pages, oldest first, until one finds no room; then retract the youngest. Returns 0."""
         due.sort(key=lambda need: need[0].place)
         while due:
             job, lease, pages = due[0]
@@ -226,22 +267,30 @@ class RunningRequests:
             growth = self.cache.grow([(lease, pages)], self.env.now)
             if not growth.has_room:
                 break
-            served = due.pop(0)
-            if not (yield from self._take_pages([served], growth)):
+            served = [due.pop(0)]
+            if self._note_pages(served, growth) and not (yield from self._claim_pages(served)):
                 break
         for job, _, _ in due:
             self.decoding.need_page(job)
         if not growth.has_room:
             yield from self._retract_youngest()
+        return 0
 
-    def _take_pages(self, due: list[tuple[Job, Lease, int]], growth: Growth) -> Any:
-        """Wait until decoding requests have the slots that they have been given. Returns False if those of one are lost."""
+    def _note_pages(self, due: list[tuple[Job, Lease, int]], growth: Growth) -> bool:
+        """Take note of the pages that decoding requests have been given. Returns whether any have to wait for the slots."""
         page_tokens = self.cache.page_tokens
-        for job, _, pages in due:
+        waits = False
+        for job, lease, pages in due:
             job.next_page_step += pages * page_tokens
             self.decoding.need_page(job)
+            if lease.reserved_pages:
+                waits = True
         if growth.transfers:
             self.mover.submit(growth.transfers)
+        return waits
+
+    def _claim_pages(self, due: list[tuple[Job, Lease, int]]) -> Any:
+        """Wait until decoding requests have the slots that they have been given. Returns False if those of one are lost."""
         has_all = True
         for job, lease, _ in due:
             while job.lease is lease and lease.reserved_pages:
@@ -315,7 +364,7 @@ class RunningRequests:
         if is_decoding:
             self.decoding.remove(job)
         else:
-            self.admitted.remove(job)
+            self._leave(job)
         self.queue.generated(job, job.generated)
         self.queue.computed(job)
         if self.frontend.retracted(job, self.engine):
@@ -333,9 +382,10 @@ class RunningRequests:
         for group in [group for group in self.groups if job in group.jobs]:
             group.remove(job)
             self._due_late = [due for due in self._due_late if due[0] is not job]
-        for jobs in (self.admitted, self.joining):
-            if job in jobs:
-                jobs.remove(job)
+        if job in self.admitted:
+            self._leave(job)
+        if job in self.joining:
+            self.joining.remove(job)
         self.queue.generated(job, job.generated)
         self.queue.computed(job)
         if not keeps_pages:

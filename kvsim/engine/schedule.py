@@ -116,7 +116,10 @@ class Schedule(metaclass=ABCMeta):
 
     @abstractmethod
     def form(self) -> Any:
-        """Form the next step. Generates events to wait for, and returns a ``Step``, ``PLAN_AGAIN``, or None for no step."""
+        """Form the next step. Returns a ``Step``, ``PLAN_AGAIN``, or None for no step.
+
+        If time has to pass first, returns a generator of the events to wait for, which returns one of these.
+        """
 
     def began(self, step: Step, done: Event) -> None:
         """A step has begun; ``done`` happens at its end. A hook of schedules whose copies follow steps.

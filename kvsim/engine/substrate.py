@@ -1,7 +1,6 @@
 """The contract of substrates: what makes time pass and bytes move."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from simpy import Environment, Event
@@ -15,7 +14,6 @@ LOST: Final = -1
 """Value of ``compute``'s event if the engine's GPU was lost."""
 
 
-@dataclass(slots=True, kw_only=True)
 class Work:
     """One step of a batch (prefill chunks and a token for each decoding request), or several decode steps in one leap.
 
@@ -24,42 +22,64 @@ class Work:
     engine's own collections, which it must read before ``compute`` returns.
     """
 
-    chunks: list[tuple[int, int]] = field(default_factory=list)
-    """Prefill chunks as (tokens, position of the first token in its prompt)."""
-    sampled_tokens: int = 0
-    """First tokens of answers that this step's chunks yield, in addition to one per decoding request."""
-    decode_requests: int = 0
-    decode_context_tokens: int = 0
-    repeated_context_tokens: int = 0
-    """Those of ``decode_context_tokens`` that are counted for another decoding request already, which has the same pages. Set by
-    ``count_repeated``, which a substrate calls if they make a difference."""
-    max_steps: int = 1
-    stop: Event | None = None
-    """If this event occurs, the leap ends at the next boundary between two steps."""
-    prefilling: list[tuple[Job, int]] = field(default_factory=list)
-    """The jobs of ``chunks``, in the same order, each with its chunk's tokens, which ``computed`` does not include yet."""
-    decoding: Collection[Job] = ()
-    """The decoding jobs."""
-    stalled_s: float = 0.0
-    """Set by the substrate by the end of a step with loads: how much of it had to wait for them. A simulation sets by how much
-    the step would have been shorter without them. On hardware, where layers are not timed, it is the time until the last of them
-    had landed, although some layers were computed in it."""
-    exchange_s: float = 0.0
-    """Set by a substrate with pipeline or expert parallelism: seconds of each step in which GPUs exchange activations instead of
-    computing, on average over the stages."""
-    stages_s: float = 0.0
-    """Set by a substrate with several stages: the seconds that the step takes of each of them, on average."""
-    decode_step: int = 0
-    """Decode steps of the engine before this work; see ``Job.cached_tokens``."""
-    engine: int = 0
-    """Number of the engine that does the work."""
-    forms_each_step: bool = False
-    """Whether the engine forms each step of a leap by itself: each takes what a leap takes beyond its steps, and there is no leap
-    if the engine reports after each step."""
-    has_copies: bool = False
-    """Whether copies from or to the engine's GPU begin at the same time."""
-    is_cut: bool = False
-    """Set when the engine fails: the rest of it is not computed."""
+    __slots__ = (
+        "chunks", "sampled_tokens", "decode_requests", "decode_context_tokens", "repeated_context_tokens", "max_steps", "stop",
+        "prefilling", "decoding", "stalled_s", "exchange_s", "stages_s", "decode_step", "engine", "forms_each_step", "has_copies",
+        "is_cut",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        chunks: list[tuple[int, int]] | None = None,
+        sampled_tokens: int = 0,
+        decode_requests: int = 0,
+        decode_context_tokens: int = 0,
+        repeated_context_tokens: int = 0,
+        max_steps: int = 1,
+        prefilling: list[tuple[Job, int]] | None = None,
+        decoding: Collection[Job] = (),
+        decode_step: int = 0,
+        engine: int = 0,
+        forms_each_step: bool = False,
+        has_copies: bool = False,
+    ) -> None:
+        self.chunks: list[tuple[int, int]] = [] if chunks is None else chunks
+        """Prefill chunks as (tokens, position of the first token in its prompt)."""
+        self.sampled_tokens = sampled_tokens
+        """First tokens of answers that this step's chunks yield, in addition to one per decoding request."""
+        self.decode_requests = decode_requests
+        self.decode_context_tokens = decode_context_tokens
+        self.repeated_context_tokens = repeated_context_tokens
+        """Those of ``decode_context_tokens`` that are counted for another decoding request already, which has the same pages. Set
+        by ``count_repeated``, which a substrate calls if they make a difference."""
+        self.max_steps = max_steps
+        self.stop: Event | None = None
+        """If this event occurs, the leap ends at the next boundary between two steps."""
+        self.prefilling: list[tuple[Job, int]] = [] if prefilling is None else prefilling
+        """The jobs of ``chunks``, in the same order, each with its chunk's tokens, which ``computed`` does not include yet."""
+        self.decoding: Collection[Job] = decoding
+        """The decoding jobs."""
+        self.stalled_s = 0.0
+        """Set by the substrate by the end of a step with loads: how much of it had to wait for them. A simulation sets by how
+        much the step would have been shorter without them. On hardware, where layers are not timed, it is the time until the last
+        of them had landed, although some layers were computed in it."""
+        self.exchange_s = 0.0
+        """Set by a substrate with pipeline or expert parallelism: seconds of each step in which GPUs exchange activations instead
+        of computing, on average over the stages."""
+        self.stages_s = 0.0
+        """Set by a substrate with several stages: the seconds that the step takes of each of them, on average."""
+        self.decode_step = decode_step
+        """Decode steps of the engine before this work; see ``Job.cached_tokens``."""
+        self.engine = engine
+        """Number of the engine that does the work."""
+        self.forms_each_step = forms_each_step
+        """Whether the engine forms each step of a leap by itself: each takes what a leap takes beyond its steps, and there is no
+        leap if the engine reports after each step."""
+        self.has_copies = has_copies
+        """Whether copies from or to the engine's GPU begin at the same time."""
+        self.is_cut = False
+        """Set when the engine fails: the rest of it is not computed."""
 
     def times_formed(self, steps: int) -> int:
         """Return how often the engine forms the first ``steps`` steps: once for a leap, unless it forms each step."""

@@ -15,7 +15,7 @@ from kvsim.engine.outcome import Outcome
 from kvsim.replaying.replay import Replay
 from kvsim.replaying.settings import ReplaySettings
 
-ENDED, COMPUTED, GROWN, FORMED, PREEMPTED, RESUMED, ADMITTED = range(7)
+ENDED, COMPUTED, GROWN, FORMED, PREEMPTED, RESUMED, LOOKED_UP, ADMITTED = range(8)
 """What happens to a request, in the order in which it takes effect if several things happen at the same time."""
 SAME_STEP_S = 0.003
 """Tokens of a step reach clients within this time, and steps take longer."""
@@ -32,18 +32,24 @@ class Moments:
     """When each token of its answer was there; with the first one, its prompt is computed, and with the last one, it ends."""
     pauses_s: Mapping[int, Sequence[tuple[float, float]]] = field(default_factory=dict)
     """From when to when requests that were preempted had given their pages back, as far as that has been seen."""
+    brief_s: Mapping[int, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    """The same of requests that have missed one step alone, together with one of those; perhaps they were preempted."""
     preemptions: int = 0
     """How often requests were preempted in all."""
     formed_s: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     """When the engine formed its steps, as far as that has been seen."""
     steps_ahead: int = 0
     """Steps that run while one is formed."""
+    joined_s: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    """When each request joined a queue that is served first come, first served, as far as that is known."""
 
 
 class ObservedReplay(Replay):
     """Plays requests by the moments of a real run. Transfers take no time.
 
-    admitted    it is looked up, and the first chunk of its prompt begins
+    looked up   if its server lets a request wait for what it loads: not later than the first one behind it is admitted. It then
+                takes its pages, unless it finds pages that are being copied; then, it asks again in the next step
+    admitted    it is looked up, if it has not been, and the first chunk of its prompt begins
     formed      running requests get their tokens of the step, and pages for these, in the order of admission: a chunk of a
                 prompt, or one token of an answer. Where steps were not seen, chunks take the time until the first token evenly
     grown       its answer takes the next page, when the token before that page is there; vLLM then finds the pages before it
@@ -82,21 +88,42 @@ class ObservedReplay(Replay):
         """Running requests whose last chunk has been computed, as the steps say, before its result is known."""
         self._waiting: list[int] = []
         """Requests that were preempted unseen, the next to resume first."""
+        self._paused: list[int] = []
+        """Requests that were preempted as has been seen, the next to resume first."""
         self._preemptions = [0] * len(requests)
         self._budget = 0
         """Tokens left of the step that is being formed."""
+        self._loading: dict[int, Any] = {}
+        """Leases of requests that have been looked up, and are not admitted yet."""
+        self._asking: list[int] = []
+        """Requests that ask again."""
+        self._admits = True
+        """Whether requests may be admitted to the step that is being formed."""
+        self._line = self._in_line() if self.server.loads_first else []
+        """Requests that have not been looked up, the next one last."""
         self._events: list[Event] = []
         for number, at_s in enumerate(moments.admitted_s.tolist()):
             if at_s == at_s:
                 self._note(at_s, ADMITTED, number)
-        for number, pauses_s in moments.pauses_s.items():
+        for number, at_s in self._looked_up_s():
+            self._note(at_s, LOOKED_UP, number)
+        self._pauses_s = _merged(moments.pauses_s, moments.brief_s if self.server.preempts_all else {})
+        for number, pauses_s in self._pauses_s.items():
             for at_s, _ in pauses_s:
                 self._note(at_s, PREEMPTED, number)
         for at_s in moments.formed_s.tolist():
             heappush(self._events, (at_s, FORMED, 0, 0, 0))
         while self._events:
+            if self._events[0][0] > self.now_s:
+                self._end_pass()
             self._happen(heappop(self._events))
+        self._end_pass()
         return self._outcome(requests, self._rows, perf_counter() - began)
+
+    def _end_pass(self) -> None:
+        """All that happens at a time has happened."""
+        self._look_up_waiting()
+        self.server.end_pass(is_step=len(self._moments.formed_s) > 0)
 
     def _note(self, at_s: float, what: int, number: int, amount: int = 0) -> None:
         heappush(self._events, (at_s, what, number, self._preemptions[number], amount))
@@ -109,7 +136,15 @@ class ObservedReplay(Replay):
             return
         if what == PREEMPTED:
             if number in self._running and self._pause_s(number) is not None:
-                self._preempt(number)
+                self._preempt_down_to(number)
+            return
+        if what == RESUMED and number in self._paused:
+            for paused in self._paused.copy():  # those ahead of it in the queue first
+                if self._pause_s(paused) is None:
+                    self._admit(paused)
+            return
+        if what == LOOKED_UP:
+            self._look_up(number)
             return
         if what == ADMITTED:
             for waiting in self._waiting.copy():  # the first ones of the queue
@@ -125,6 +160,55 @@ class ObservedReplay(Replay):
                 self._compute(number, amount)
             elif what == GROWN:
                 self._grow(number, amount, amount - 1)
+
+    # --- before the admission ------------------------------------------------------------------------------------------------
+
+    def _in_line(self) -> list[int]:
+        """Return the requests that joined the queue at known times, the last one first."""
+        joined_s = self._moments.joined_s
+        return [number for number in np.argsort(joined_s, kind="stable")[::-1].tolist() if joined_s[number] == joined_s[number]]
+
+    def _looked_up_s(self) -> list[tuple[int, float]]:
+        """Return which requests are looked up before they are admitted, and when: others behind them are admitted by then."""
+        found, next_s = [], np.inf
+        for number in self._line:
+            admitted_s = float(self._moments.admitted_s[number])
+            if next_s < admitted_s:
+                found.append((number, next_s))
+            next_s = min(next_s, admitted_s) if admitted_s == admitted_s else next_s
+        return found
+
+    def _look_up(self, number: int) -> None:
+        """Look up a request before its admission. It takes its pages, or asks again."""
+        if number in self._line:
+            self._line.remove(number)
+        self._asking = [other for other in self._asking if other != number]
+        request, pages = self._requests[number], self._pages_in_all(number)
+        tokens = request.prompt_tokens
+        if not self.server.look_up_waiting(request, tokens):
+            self._asking.append(number)
+            return
+        lease = self.server.begin(request, tokens, pages, self.now_s)
+        if lease is None or lease is NEVER_FITS:
+            self._asking.append(number)
+        else:
+            self._loading[number] = lease
+
+    def _look_up_waiting(self) -> None:
+        """Look up those that ask again and, unless preempted ones wait, the first request in line, which finds no room.
+
+        If one that has loaded its pages is not admitted, there is no room for the rest of it, and nobody behind it is looked up.
+        """
+        if not self._admits or self._budget <= 0 or not all(self.server.is_loading(lease) for lease in self._loading.values()):
+            return
+        for number in self._asking.copy():
+            self._look_up(number)
+        if first := next(iter([*self._paused, *self._waiting]), None):
+            self.server.look_up_waiting(self._requests[first], self._known_tokens(first))
+        elif self._line:
+            first = self._line[-1]
+            if self._moments.joined_s[first] < self.now_s < self._moments.admitted_s[first]:
+                self.server.look_up_waiting(self._requests[first], self._requests[first].prompt_tokens)
 
     # --- admission -----------------------------------------------------------------------------------------------------------
 
@@ -143,13 +227,14 @@ class ObservedReplay(Replay):
     def _try(self, number: int, pages: int) -> bool:
         """Admit a request, for the first time or again, if there is room, and note what will happen to it."""
         request, now = self._requests[number], self.now_s
-        generated = int(np.searchsorted(self._moments.tokens_s[number], now, side="right")) if self._preemptions[number] else 0
-        known = request.prompt_tokens + generated
-        lease = self.server.begin(request, known, pages, now)
+        known = self._known_tokens(number)
+        generated = known - request.prompt_tokens
+        lease = self._loading.pop(number, None) or self.server.begin(request, known, pages, now)
         if lease is None or lease is NEVER_FITS:
             return False
-        if number in self._waiting:
-            self._waiting.remove(number)
+        for numbers in (self._waiting, self._paused, self._asking, self._line):
+            if number in numbers:
+                numbers.remove(number)
         if self._rows[number] is None or not generated and self.server.counts_last_admission:
             self._rows[number] = lease.hits
         self._running[number], self._known[number] = lease, known
@@ -161,6 +246,12 @@ class ObservedReplay(Replay):
             self._budget = self.chunk_tokens
         self._begin_chunk(number)
         return True
+
+    def _known_tokens(self, number: int) -> int:
+        """Return the tokens of a request's prompt and, if it was preempted, of its answer so far."""
+        tokens_s = self._moments.tokens_s[number]
+        generated = int(np.searchsorted(tokens_s, self.now_s, side="right")) if self._preemptions[number] else 0
+        return self._requests[number].prompt_tokens + generated
 
     def _resume_waiting(self) -> None:
         """Admit again those that were preempted unseen, as long as there is room."""
@@ -194,7 +285,7 @@ class ObservedReplay(Replay):
 
         Unless one is preempted, those that wait are admitted again.
         """
-        self._budget, waiting = self.chunk_tokens, len(self._waiting)
+        self._budget, waiting, self._admits = self.chunk_tokens, len(self._waiting), True
         for number in list(self._running):
             if number in self._running:
                 if self._computed[number] < self._known[number]:
@@ -263,7 +354,7 @@ class ObservedReplay(Replay):
 
     def _pause_s(self, number: int) -> float | None:
         """Return when a request resumes that was seen to be preempted by now and to resume later; None for others."""
-        return next((end_s for begin_s, end_s in self._moments.pauses_s.get(number, ()) if begin_s <= self.now_s < end_s), None)
+        return next((end_s for begin_s, end_s in self._pauses_s.get(number, ()) if begin_s <= self.now_s < end_s), None)
 
     def _resumes_by(self, number: int) -> float | None:
         """Return when a request runs again at the latest if it is preempted now unseen; None if it cannot be, since it goes on.
@@ -290,8 +381,20 @@ class ObservedReplay(Replay):
         self._results.discard(number)
         self._preemptions[number] += 1
         if again_s is not None:
+            self._paused.insert(0, number)
             self._note(again_s, RESUMED, number)
+        self._admits = False
         return True
+
+    def _preempt_down_to(self, number: int) -> None:
+        """Preempt a request as has been seen, after those admitted after it: these, too, or nobody has seen it yet."""
+        for last in reversed(list(self._running)):
+            if self._pause_s(last) is not None:
+                self._preempt(last)
+            elif self.server.preempts_all and self.now_s < self._moments.tokens_s[last][0] and self._preempt(last):
+                self._waiting.insert(0, last)
+            if last == number:
+                return
 
     def _end_next(self, but: int = -1) -> bool:
         """End the running request that ends next, other than ``but``. Returns False if there is none."""
@@ -306,3 +409,10 @@ class ObservedReplay(Replay):
         if number in self._running:
             del self._computed[number], self._known[number], self._chunk_ends[number]
             self.server.finish_request(self._running.pop(number))
+
+
+def _merged(
+    one: Mapping[int, Sequence[tuple[float, float]]], other: Mapping[int, Sequence[tuple[float, float]]]
+) -> Mapping[int, Sequence[tuple[float, float]]]:
+    """Return the pauses of both, in the order of their times."""
+    return {number: sorted([*one.get(number, ()), *other.get(number, ())]) for number in {**one, **other}}

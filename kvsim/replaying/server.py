@@ -8,7 +8,7 @@ from kvsim.core.serving import Hits, Lower, ServedCache, Server
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.core.tree import RadixTree
-from kvsim.engine.job import LEAP_STEPS
+from kvsim.engine.job import longest_leap
 from kvsim.engine.prefetching import Prefetch, Prefetching
 from kvsim.pages.extents import Extent
 
@@ -20,7 +20,8 @@ class PassingServer(Server):
     def __init__(self, server: Server) -> None:
         self.server = server
         self.tiers, self.counts, self.page_tokens = server.tiers, server.counts, server.page_tokens
-        self.counts_last_admission = server.counts_last_admission
+        self.counts_last_admission, self.loads_first = server.counts_last_admission, server.loads_first
+        self.preempts_all = server.preempts_all
 
     @property
     def tree(self) -> RadixTree:
@@ -34,6 +35,15 @@ class PassingServer(Server):
 
     def begin(self, request: Request, tokens: int, in_all: int, now: float) -> Any:
         return self.server.begin(request, tokens, in_all, now)
+
+    def end_pass(self, *, is_step: bool) -> None:
+        self.server.end_pass(is_step=is_step)
+
+    def look_up_waiting(self, request: Request, tokens: int) -> bool:
+        return self.server.look_up_waiting(request, tokens)
+
+    def is_loading(self, lease: Any) -> bool:
+        return self.server.is_loading(lease)
 
     def begin_chunk(self, lease: Any, tokens: int) -> bool:
         return self.server.begin_chunk(lease, tokens)
@@ -194,11 +204,11 @@ class CacheServer(Server):
 
         ``transfers``, which follow from the prompt, end during the first leap, which is shorter if they leave it too little
         room. Later leaps that need no page are passed over. With one tier nothing happens between leaps, so a single leap covers
-        the answer.
+        the answer, as it does for a request that runs alone.
         """
         cache, request, computed = self.cache, lease.request, lease.request.prompt_tokens
         end = computed + request.output_tokens - 1
-        leap = end if cache.lower is None else LEAP_STEPS
+        leap = end if cache.lower is None else min(end, longest_leap(cache))
         transfers = self._begin(transfers, now)
         while computed < end:
             steps = min(leap, end - computed)

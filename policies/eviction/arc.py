@@ -10,6 +10,7 @@ from kvsim.pages.extent_order import ExtentOrder
 from kvsim.pages.extents import Extent
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.offload_order import ArcOffload, OffloadOrder
+from kvsim.policies.eviction.offload_order_by_use import ArcByUse
 from kvsim.policies.eviction.queues import Mark, QueueEviction, forget_beyond
 
 ONCE: Final = 0
@@ -84,3 +85,6 @@ class ARC(QueueEviction):
 
     def offload_order(self, capacity_pages: int) -> OffloadOrder:
         return ArcOffload(capacity_pages)
+
+    def offload_order_by_use(self, capacity_pages: int) -> OffloadOrder:
+        return ArcByUse(capacity_pages)

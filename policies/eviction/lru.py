@@ -6,6 +6,7 @@ from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.eviction.base import RankedEviction
 from kvsim.policies.eviction.offload_order import LruOffload, OffloadOrder
+from kvsim.policies.eviction.offload_order_by_use import LruByUse
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -24,3 +25,6 @@ class LRU(RankedEviction):
 
     def offload_order(self, capacity_pages: int) -> OffloadOrder:
         return LruOffload()
+
+    def offload_order_by_use(self, capacity_pages: int) -> OffloadOrder:
+        return LruByUse()

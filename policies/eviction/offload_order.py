@@ -5,14 +5,14 @@ evicted. A request's chunks are handled as runs.
 """
 
 from abc import ABCMeta, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import takewhile
 from math import frexp, ldexp, ulp
 from typing import Final
 
 from kvsim.pages.extent_order import ExtentOrder
-from kvsim.pages.extents import Extent, parts_by
+from kvsim.pages.extents import Extent, count_pages, parts_by
 
 Seen = list[tuple[Extent, bool]]
 """A part of a path, head to tail: chunks that were stored (True) or are to be stored (False)."""
@@ -61,7 +61,11 @@ class OffloadUse:
 
 
 class OffloadOrder(metaclass=ABCMeta):
-    """Tracks which chunks the tier has and which leave first. A request calls touch, want, evict and store, and later finish."""
+    """Tracks which chunks the tier has and which leave first. It is told of all that happens to them, whatever moves its chunks.
+
+    by request  an order goes by what ``OffloadUse`` says of a request until it has finished: touch, want, finish
+    by use      or by each use: look_up, begin_read, end_read, end_write (``offload_order_by_use``)
+    """
 
     @property
     @abstractmethod
@@ -80,17 +84,13 @@ class OffloadOrder(metaclass=ABCMeta):
     def leading(self, runs: Iterable[Extent]) -> list[Extent]:
         """Return the pieces of the path that are stored, up to the first that is missing."""
 
-    @abstractmethod
-    def touch(self, use: OffloadUse, chunks: Placed) -> None:
-        """Record that a request loads chunks, or is offered chunks that are ready."""
-
-    @abstractmethod
-    def want(self, use: OffloadUse, chunks: Placed) -> None:
-        """Record that a request wants to store chunks; whether they find room is not known yet."""
+    def may_evict(self, pages: int, keep: list[Extent]) -> bool:
+        """Whether ``pages`` chunks can be evicted, none of ``keep``, which are stored."""
+        return pages <= self.pages - count_pages(keep)
 
     @abstractmethod
     def evict(self, pages: int, keep: list[Extent]) -> list[Extent]:
-        """Evict exactly ``pages`` chunks, none of ``keep``; the caller has checked that they exist. Returns them.
+        """Evict exactly ``pages`` chunks, none of ``keep``; the caller has asked ``may_evict``. Returns them.
 
         ``keep`` is in the order of the chunks' ids, each once, as ``union`` returns it.
         """
@@ -99,9 +99,26 @@ class OffloadOrder(metaclass=ABCMeta):
     def store(self, use: OffloadUse, chunks: Placed) -> None:
         """Add the chunks that a request stores; it has wanted them."""
 
-    @abstractmethod
+    def touch(self, use: OffloadUse, chunks: Placed) -> None:
+        """Record that a request loads chunks, or is offered chunks that are ready."""
+
+    def want(self, use: OffloadUse, chunks: Placed) -> None:
+        """Record that a request wants to store chunks; whether they find room is not known yet."""
+
     def finish(self, use: OffloadUse) -> None:
         """Record that a request has finished; some of its chunks may have left."""
+
+    def look_up(self, path: Sequence[Extent]) -> None:
+        """Record that a request has been looked up, or has just begun to store chunks; ``path`` are its chunks, head to tail."""
+
+    def begin_read(self, chunks: Sequence[Extent]) -> None:
+        """Record that chunks which nobody read are being loaded."""
+
+    def end_read(self, chunks: Sequence[Extent]) -> None:
+        """Record that chunks have been loaded, and nobody else loads them."""
+
+    def end_write(self, chunks: Sequence[Extent]) -> None:
+        """Record that chunks have been stored and are ready."""
 
 
 class LruOffload(OffloadOrder):
@@ -227,11 +244,16 @@ class ArcOffload(OffloadOrder):
     def pages(self) -> int:
         return self.once.pages + self.again.pages
 
+    @property
+    def surplus(self) -> int:
+        """How many chunks leave ``once`` before one leaves ``again``."""
+        return max(0, self.once.pages - int(self.target) + 1)
+
     def held(self) -> list[Extent]:
         return [run for order in (self.once, self.again) for run, _, _ in order.oldest_first()]
 
     def find(self, runs: Iterable[Extent]) -> Seen:
-        return [(run, here is not None) for run, here, _ in _pieces_of_two(self.once, self.again, runs)]
+        return [(run, here is not None) for run, here, _ in pieces_of_two(self.once, self.again, runs)]
 
     def leading(self, runs: Iterable[Extent]) -> list[Extent]:
         return [run for run, _ in takewhile(lambda found: found[1], self.find(runs))]
@@ -247,7 +269,7 @@ class ArcOffload(OffloadOrder):
             wanted += [part for part, adapted in use.adapted.pieces((run,)) if adapted is None]
         use.adapted.append(wanted)
         once, again = self.once_ghosts.pages, self.again_ghosts.pages
-        for (_, pages), ghost, is_once in reversed(_pieces_of_two(self.once_ghosts, self.again_ghosts, wanted)):
+        for (_, pages), ghost, is_once in reversed(pieces_of_two(self.once_ghosts, self.again_ghosts, wanted)):
             if ghost and is_once:
                 self.target = add_repeatedly(self.target, max(1.0, again / once), pages, most=self._capacity)
             elif ghost:
@@ -257,8 +279,7 @@ class ArcOffload(OffloadOrder):
 
     def evict(self, pages: int, keep: list[Extent]) -> list[Extent]:
         once, again = self.once, self.again
-        surplus = max(0, once.pages - int(self.target) + 1)
-        from_once = min(pages, surplus, once.pages - once.count(keep))
+        from_once = min(pages, self.surplus, once.pages - once.count(keep))
         from_again = min(pages - from_once, again.pages - again.count(keep))
         evicted = once.move_oldest(pages - from_again, self.once_ghosts, keep=keep)
         evicted += again.move_oldest(from_again, self.again_ghosts, keep=keep)
@@ -286,7 +307,7 @@ class ArcOffload(OffloadOrder):
                 self.again.touch((run,))
 
 
-def _pieces_of_two(one: ExtentOrder, other: ExtentOrder, runs: Iterable[Extent]) -> list[tuple[Extent, object, bool]]:
+def pieces_of_two(one: ExtentOrder, other: ExtentOrder, runs: Iterable[Extent]) -> list[tuple[Extent, object, bool]]:
     """Cut a path into (run, value or None if neither order has it, whether ``one`` has it). No page is in both orders."""
     pieces: list[tuple[Extent, object, bool]] = []
     for run, here in one.pieces(runs):

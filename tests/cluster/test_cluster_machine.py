@@ -137,11 +137,12 @@ class ClusterMachine(RuleBasedStateMachine):
         for engine in self.cluster.engines:
             running = engine.running
             jobs = [*running.admitted, *running.decoding.jobs, *running.joining]
-            assert running.held >= 0 and not set(running.admitted) & set(running.decoding.jobs)
+            assert running.held >= 0 and not running.admitted.keys() & running.decoding.jobs.keys()
             assert all(job.lease is not None for job in jobs)
             assert all(job.phase == QUEUED for job in engine.waiting.queue)
             assert all(job.phase == FETCHING for job in engine.waiting.fetching)
             assert all(job.phase in (CLAIMING, PREFILLING) for job in running.admitted)
+            assert running._prefilling == [job for job in running.admitted if job.phase == PREFILLING], "in order of admission"
             assert all(job.phase == DECODING for job in [*running.decoding.jobs, *running.joining])
 
     def teardown(self) -> None:

@@ -264,14 +264,18 @@ class PageModel:
         self.answer(held)
 
     def answer(self, held: Held) -> None:
-        """Take the answer's pages, those of each leap as it begins; what is on its way down arrives during the first one."""
+        """Take the answer's pages, those of each leap as it begins; what is on its way down arrives during the first one.
+
+        A request that runs alone decodes in one leap.
+        """
         request = held.request
         if request.output_tokens < 2:
             self.landing = held if any(self.coming) else None
             return
         end = request.prompt_tokens + max(0, request.output_tokens - 1)
         pages = self.pages_of(request, request.prompt_tokens)
-        for tokens in (*range(request.prompt_tokens + LEAP_STEPS, end, LEAP_STEPS), end):
+        leap = LEAP_STEPS if len(self.live) > 1 else end
+        for tokens in (*range(request.prompt_tokens + leap, end, leap), end):
             more, pages = self.pages_of(request, tokens) - pages, self.pages_of(request, tokens)
             self.make_room(GPU, more)
             held.slots += more

@@ -33,6 +33,10 @@ RECURRENT = (
 LATENT = ("+model.kv_latent_dim=32", "+model.rope_dim=8", "+model.nope_dim=8", "+model.value_dim=16", "model.kv_heads=0",
           "model.head_dim=0")  # fmt: skip
 ENGINES_RULES = ("fastdeploy", "lightllm", "lightllm_hybrid", "sglang", "sglang_mamba", "vllm", "vllm_hybrid")
+STAGED = (
+    "hardware=h100", "hardware.flops_per_s=3e8", "hardware.memory_bytes_per_s=1e9", "hardware.step_overhead_s=0.001",
+)  # fmt: skip
+"""A machine with a roofline that takes some milliseconds for a few tokens of ``model=tiny``."""
 BOUNDS = ("belady",)
 """Eviction policies that keep no tier."""
 
@@ -273,10 +277,16 @@ def tier_settings(draw: st.DrawFn, *, is_hybrid: bool) -> tuple[list[str], list[
 
 
 @st.composite
-def machines(draw: st.DrawFn, tiers: Sequence[str]) -> list[str]:
-    """A machine on which steps take some milliseconds and a page as long, or much less or more."""
+def machines(draw: st.DrawFn, tiers: Sequence[str], *, has_stages: bool = False) -> list[str]:
+    """A machine on which steps take some milliseconds and a page as long, or much less or more.
+
+    ``has_stages``: its GPUs can be the stages of a pipeline, where a step takes what the model takes.
+    """
     speed = st.sampled_from([10.0, 300.0, 1e5])
+    stages = draw(st.sampled_from([1, 1, 2, 3])) if has_stages else 1
     settings = ["hardware=linear", f"hardware.fixed_s={draw(st.sampled_from([0.0001, 0.005]))}"]
+    if stages > 1:
+        settings = [*STAGED, f"hardware.pipeline_parallel={stages}"]
     names = ("host_to_device_bytes_per_s", "device_to_host_bytes_per_s", "disk_read_bytes_per_s", "disk_write_bytes_per_s")
     rates = {name: PAGE_BYTES * draw(speed) for name in names}
     rates["both_directions_bytes_per_s"] = 1.2 * max(rates[name] for name in names[:2])
@@ -285,7 +295,7 @@ def machines(draw: st.DrawFn, tiers: Sequence[str]) -> list[str]:
     if "remote" in tiers:
         settings += [f"tiers.remote.bytes_per_s={PAGE_BYTES * draw(speed)}", "tiers.remote.latency_s=0.002"]
         settings.append(f"tiers.remote.requests_per_s={draw(st.sampled_from([100.0, 1e6]))}")
-    if draw(st.integers(0, 3)) == 0:
+    if stages == 1 and draw(st.integers(0, 3)) == 0:
         settings.append("hardware.gpus=2")
         if len(tiers) > 1:
             settings.append(f"hardware.rank_jitter={draw(st.sampled_from([0.0, 0.5]))}")
@@ -366,7 +376,7 @@ def cases(
     common.append(f"rules.recompute_last_token={draw(st.sampled_from(['true', 'true', 'false']))}")
     replay = [f"replay.in_flight={1 if is_single else draw(st.sampled_from([1, 1, 2, 5]))}"]
     replay.append(f"replay.hold_output={'true' if keeps_answers or is_single else draw(st.sampled_from(['true', 'false']))}")
-    simulate = [*draw(machines(names)), *draw(engine_settings(is_single=is_single))]
+    simulate = [*draw(machines(names, has_stages=not (is_single or is_hybrid))), *draw(engine_settings(is_single=is_single))]
     simulate.append(f"rules.cache_chunks={draw(st.sampled_from(['true', 'true', 'false']))}")
     if not is_single:
         simulate += draw(cluster_settings(names, is_hybrid=is_hybrid, is_divisible=not (is_hybrid or about.has_samples)))

@@ -275,6 +275,12 @@ def test_an_arrival_cuts_a_leap_at_the_next_boundary_between_steps() -> None:
     assert outcome.e2e_s[0] == seconds(5 + 40 + 5)
 
 
+def test_a_request_alone_decodes_in_one_leap_and_two_in_leaps_of_64_steps() -> None:
+    settings: dict[str, Any] = {"gpu": 80, "hardware": STEP_READS | {"leap_overhead_s": 1000.0}}
+    assert served(ask(A, output=101), **settings).e2e_s.tolist() == seconds([1 + 100 + 1000])
+    assert served(ask(A, output=101), ask(B, output=101), **settings).e2e_s.tolist() == seconds([1 + 100 + 2 * 1000] * 2)
+
+
 def test_a_decoding_request_takes_part_in_every_prefill_step() -> None:
     outcome = served(ask("x", output=4), ask("abcde", 5.0), gpu=20, max_batch_tokens=8)
     # 21 tokens in chunks of 7, each step with a decode token; the decoder is done after three of them.

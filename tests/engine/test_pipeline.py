@@ -285,7 +285,7 @@ def test_requests_given_up_at_any_time_keep_their_pages_while_steps_compute_them
     def give_up(at_s: float, number: int) -> Any:
         yield served.env.timeout(at_s)
         if served.running.admitted:
-            job = served.running.admitted[number % len(served.running.admitted)]
+            job = list(served.running.admitted)[number % len(served.running.admitted)]
             served.abort(job)
             given_up.append(job.request.index)
         while served.schedule._flight:

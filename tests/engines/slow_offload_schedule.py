@@ -454,7 +454,7 @@ class SlowOffloadSchedule:
         blocks = (chunks[-1][1] + 1) * self.offloading.blocks_per_chunk - held
         promised = 0
         for other in [*self.running, *self.loading]:
-            if other.phase == LOADING or other.is_partial:
+            if other.phase in (LOADING, LOADED) or other.is_partial:
                 promised += max(0, -(-other.known // self.page_tokens) - len(other.blocks))
         return blocks <= len(self.free) - promised
 

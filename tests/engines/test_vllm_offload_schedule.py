@@ -23,6 +23,7 @@ from kvsim.engine.watch import EngineWatch
 from kvsim.engines.vllm.block_numbers import BlockNumbers
 from kvsim.engines.vllm.offloading import OffloadingCache
 from kvsim.engines.vllm.rules import VLLMRules
+from kvsim.engines.vllm.versions import LATEST
 from kvsim.errors import UsageError
 from kvsim.hardware.spec import LinearHardware
 from kvsim.policies.context import PolicyContext
@@ -37,10 +38,12 @@ from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from tests.engine.small import HARDWARE, MODEL, PAGE_BYTES
 from tests.engines.recorded_schedules import CASES, RUNS, Recorded, Row, assert_same_rows, recorded
 from tests.engines.slow_offload_schedule import Offloading, SlowOffloadSchedule
+from tests.engines.slow_offload_schedule_25 import SlowSchedule25
 from tests.workloads import EXAMPLES, Words, extents_of, make_request
 
 PAGE_TOKENS = 4
 LATENCY_S = 1e-4
+SLOW: dict[str, type[SlowOffloadSchedule]] = {LATEST: SlowOffloadSchedule, "0.25.1": SlowSchedule25}
 
 
 class Small:
@@ -48,15 +51,16 @@ class Small:
 
     def __init__(self, gpu: int, cpu: int = 0, *, is_async: bool = False, policy: str = "lru", threshold: int = 0,
                  chunk: int = 1, prompt_only: bool = True, load_page_s: float = 1e-4, store_page_s: float = 1e-4,
-                 batch_tokens: int = 64, seats: int = 16, tracked: int = 64_000) -> None:  # fmt: skip
+                 batch_tokens: int = 64, seats: int = 16, tracked: int = 64_000, version: str = LATEST) -> None:  # fmt: skip
         rates = {"host_to_device_bytes_per_s": PAGE_BYTES / load_page_s, "device_to_host_bytes_per_s": PAGE_BYTES / store_page_s}
         self.hardware = LinearHardware(
             **{**HARDWARE, **rates, "both_directions_bytes_per_s": sum(rates.values()), "host_latency_s": LATENCY_S},
             fixed_s=5e-3, prefill_token_s=2e-5, decode_request_s=1e-5, chunk_context_s=2.5e-9, decode_context_s=1e-8,
         )  # fmt: skip
         self.rules = VLLMRules(
-            cache_output=True, loop="overlap" if is_async else "plain", blocks_per_chunk=chunk, offload_prompt_only=prompt_only
-        )
+            cache_output=True, loop="overlap" if is_async else "plain", blocks_per_chunk=chunk, offload_prompt_only=prompt_only,
+            version=version,
+        )  # fmt: skip
         self.settings = EngineSettings(max_batch_tokens=batch_tokens, max_running_requests=seats)
         tiers = [Tier("gpu", 0, Pool(gpu), LRU())]
         placements = []
@@ -72,9 +76,7 @@ class Small:
             known = PolicyContext(tier=tier.index, capacity_pages=tier.pool.capacity, page_tokens=PAGE_TOKENS)
             tier.eviction.bind(known)
         self.setup = CacheSetup(tiers=tiers, edges=chain(tiers, placements), page_tokens=PAGE_TOKENS)
-        self.slow = SlowOffloadSchedule(
-            self.hardware, PAGE_TOKENS, gpu, batch_tokens, seats, is_async=is_async, offloading=offloading
-        )
+        self.slow = SLOW[version](self.hardware, PAGE_TOKENS, gpu, batch_tokens, seats, is_async=is_async, offloading=offloading)
 
     def run(self, requests: list[Request], watches: Sequence[EngineWatch] = (), failures: Sequence[Failure] = ()) -> list[Row]:
         """Hit pages on GPU and CPU, preemptions and times; everything is recounted whenever a request ends."""
@@ -113,9 +115,10 @@ def draw(random: Random) -> list[Request]:
     return requests
 
 
+@pytest.mark.parametrize("version", SLOW)
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("seed", range(EXAMPLES))
-def test_the_schedule_with_offloading_is_that_of_the_slow_model(seed: int, is_async: bool) -> None:
+def test_the_schedule_with_offloading_is_that_of_the_slow_model(seed: int, is_async: bool, version: str) -> None:
     random = Random(seed)
     for _ in range(8):
         requests = draw(random)
@@ -133,6 +136,7 @@ def test_the_schedule_with_offloading_is_that_of_the_slow_model(seed: int, is_as
             store_page_s=random.choice([1e-5, 1e-3, 6e-3, 3e-2]),
             batch_tokens=random.choice([7, 16, 64]),
             seats=random.choice([1, 2, 4, 16]),
+            version=version,
         )
         small.check(requests)
 
@@ -231,6 +235,16 @@ def test_a_request_in_flight_is_preempted_only_without_offloading() -> None:
     assert [row[2] for row in Small(12, 20, is_async=True).check(story.requests)] == [0, 1]
 
 
+def test_in_0_25_every_request_behind_one_without_room_is_preempted_since_blocks_come_back_late() -> None:
+    """Three answers outgrow 24 blocks. In 0.33, the last one is preempted when it is not in flight, and in 0.25 all three at
+    once, by the first one that needs a block: with the overlap loop, all are always in flight. Two find room again."""
+    story = Story().add("a", 0.0, output=40).add("x", 0.0, output=40).add("k", 0.0, output=40)
+    for is_async, preemptions in ((False, [0, 0, 1]), (True, [1, 1, 1])):
+        rows = Small(24, 20, is_async=is_async, version="0.25.1").check(story.requests)
+        assert [row[2] for row in rows] == preemptions, is_async
+    assert [row[2] for row in Small(24, 20, is_async=True).check(story.requests)] == [0, 0, 1]
+
+
 def test_the_overlap_loop_decides_the_first_two_steps_at_once() -> None:
     """A request that arrives within the first step is computed in the third, not in the second."""
     story = Story().add("a", 0.0, output=4).add("x", 0.001, output=1)
@@ -294,6 +308,7 @@ def test_recorded_schedules_are_played_exactly(shared: Path, tmp_path: Path, nam
         ("simulate", "vllm_offload", "rules.blocks_per_chunk=0", "blocks_per_chunk must be"),
         ("simulate", "vllm_offload", "tiers.gpu.capacity=unlimited", "set a size"),
         ("simulate", "vllm_offload", "eviction@tiers.cpu.eviction=fifo", "FIFO cannot order .*: choose lru or arc"),
+        ("simulate", "vllm_offload", "rules.version=0.25.1 eviction@tiers.cpu.eviction=fifo", "FIFO cannot order .*: choose lru"),
         ("simulate", "vllm_offload", "placement=write_through", "choose placement=store_threshold"),
         ("simulate", "vllm", "rules.loop=overlap scheduling=priority", "Priority: with the overlap loop or CPU offloading"),
         ("simulate", "vllm_offload", "scheduling=longest_prefix", "LongestPrefix: vLLM's schedule is by arrival"),

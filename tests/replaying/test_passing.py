@@ -25,6 +25,7 @@ ANSWERS: dict[str, Any] = {
     "serve": "a lease", "finish_request": None, "begin": "another lease", "begin_chunk": False, "end_chunk": None, "grow": False,
     "step_tokens": 16, "preempt": True, "reset": None, "prefetched": {"prefetches": 3}, "verify": None,
     "describe_checkpoints": {"states": 2}, "pages_known": {1: 5}, "held_pages": (7, 6), "held_extents": [(8, 9)],
+    "end_pass": None, "look_up_waiting": False, "is_loading": True,
 }  # fmt: skip
 """What each public method returns that is asked: nothing that a server returns by default."""
 METHODS = [name for name, _ in inspect.getmembers(Server, callable) if not name.startswith("_")]
@@ -42,7 +43,8 @@ def told_server() -> tuple[Any, list[tuple[Any, ...]]]:
         return method
 
     told = type("Told", (Server,), {name: answer(name) for name in METHODS} | {"tree": RadixTree(1)})()
-    told.tiers, told.page_tokens, told.counts, told.counts_last_admission = [], 4, SimpleNamespace(), True
+    told.tiers, told.page_tokens, told.counts = [], 4, SimpleNamespace()
+    told.counts_last_admission = told.loads_first = told.preempts_all = True
     return told, calls
 
 
@@ -52,7 +54,7 @@ def test_every_public_method_is_passed_on(name: str) -> None:
     passing = PassingServer(told)
     one = request(0, [0, 1])
     given = {"request": one, "pages": 3, "now": 1.5, "lease": "a lease", "tokens": 9, "in_all": 4, "full_pages": 2, "name": "cpu"}
-    named = {"is_answer": True} if name == "step_tokens" else {}
+    named = {"step_tokens": {"is_answer": True}, "end_pass": {"is_step": True}}.get(name, {})
     arguments = [given[each] for each in list(inspect.signature(getattr(Server, name)).parameters)[1:] if each not in named]
     assert getattr(passing, name)(*arguments, **named) == ANSWERS[name]
     assert calls == [(name, *arguments, *named.values())]
@@ -62,7 +64,9 @@ def test_what_is_no_method_is_that_of_the_other_server() -> None:
     told, _ = told_server()
     passing = PassingServer(told)
     names = [name for name, _ in inspect.getmembers(Server) if not name.startswith("_") and name not in METHODS]
-    assert {*names, *Server.__annotations__} - {"tiers", "page_tokens"} == {"tree", "counts", "counts_last_admission"}
+    assert {*names, *Server.__annotations__} - {"tiers", "page_tokens"} == {
+        "tree", "counts", "counts_last_admission", "loads_first", "preempts_all",
+    }  # fmt: skip
     for name in (*names, "counts", "tiers", "page_tokens"):
         assert getattr(passing, name) is getattr(told, name), name
 

@@ -87,6 +87,18 @@ def test_a_sample_of_pairs_of_tokens_computes_the_last_pair_again() -> None:
     assert replace(request, bigram=False).pages_with_all(4, 4) == 4
 
 
+@pytest.mark.parametrize("bigram", [False, True])
+def test_a_sample_computes_an_image_again_in_which_its_hit_would_end(bigram: bool) -> None:
+    """14 tokens have three full pages, in which an image of 13 tokens has not ended: no hit is left to the second sample."""
+    request = replace(make_requests([ask("abcd")])[0], prompt_tokens=14, runs=((0, 3),), prompt_pages=3, bigram=bigram)
+    request = replace(request, samples=2, images=((0, 13),), output_tokens=1)
+    assert request.pages_with_all(3, 4) == 3 + 3
+    assert replace(request, images=((0, 12),)).pages_with_all(3, 4) == 3
+    for gpu, status in ((6, FINISHED), (5, REJECTED)):
+        settings = "page_tokens=4", f"tiers.gpu.capacity={gpu}pages", "replay.hold_output=false"
+        assert replayed([request], *settings).status.tolist() == [status]
+
+
 def test_samples_count_as_one_use_of_the_prompt() -> None:
     engine = small_engine(gpu=30)
     serve(engine, ask(A, output=5), ask(A, 100, output=5), samples={0: 4, 1: 3})

@@ -4,12 +4,12 @@ from functools import cache
 from typing import Any
 
 import pytest
-from simpy import Environment
 
 import kvsim
 from kvsim.engine.layout import ONE_ENGINE
 from kvsim.errors import UsageError
 from kvsim.hardware.spec import RemoteStore
+from kvsim.substrate.simulated.clock import VirtualClock
 from kvsim.substrate.simulated.wiring import Wiring
 from kvsim.trace.base import Trace
 from tests.core.small import MACHINE
@@ -36,9 +36,9 @@ def sessions() -> Trace:
 
 def sent_s(store: RemoteStore, link: str, pages: int) -> float:
     """Seconds that pages of 250 bytes take; the disk of the machine reads 100 bytes a second."""
-    env = Environment()
+    env = VirtualClock()
     hardware = MACHINE.__class__(**{**vars_of(MACHINE), "remote": store, "disk_latency_s": 0.25})
-    wiring = Wiring(env, hardware, 250, 1, ONE_ENGINE, "fifo")
+    wiring = Wiring(env.agenda, hardware, 250, 1, ONE_ENGINE, "fifo")
     env.run(wiring.stores[3, 0][link].send(pages * 250.0, 250).event)
     return float(env.now)
 

@@ -6,7 +6,9 @@ from kvsim.core.serving import Server
 from kvsim.core.tier import Edge, Tier
 from kvsim.core.tree import RadixTree
 from kvsim.engines.vllm.block_pool import BlockLease, BlockPool
+from kvsim.engines.vllm.observed_offload import ObservedOffload
 from kvsim.engines.vllm.offload import OffloadCounts, OffloadTier, use_at_once
+from kvsim.engines.vllm.versions import LATEST, VERSIONS, Version
 from kvsim.pages.extents import Extent, join_extents, split_extents
 from kvsim.policies.eviction.offload_order import OffloadUse
 
@@ -15,23 +17,39 @@ class VLLMCache(Server):
     """Serves requests from a GPU block pool and, if there is a second tier, from CPU memory."""
 
     def __init__(
-        self, tiers: list[Tier], edges: list[Edge], rules: Rules, page_tokens: int, *, counts_last_admission: bool = False
+        self,
+        tiers: list[Tier],
+        edges: list[Edge],
+        rules: Rules,
+        page_tokens: int,
+        *,
+        version: Version = VERSIONS[LATEST],
+        is_ahead: bool = False,
     ) -> None:
-        self.counts_last_admission = counts_last_admission
+        """``is_ahead``: the engine forms a step while the one before it runs, which matters to requests as they were observed."""
+        self.counts_last_admission = version.counts_last_admission
         self.tiers = tiers
         self.page_tokens = page_tokens
         self.pool = BlockPool(tiers[0], len(tiers))
         self.counts = OffloadCounts()
-        self.offload = OffloadTier(edges[0], self.counts) if edges else None
+        self.offload = OffloadTier(edges[0], self.counts, version=version) if edges else None
         self._recompute_last_token = rules.recompute_last_token
         self._cache_output = rules.cache_output
-        self._uses: dict[Request, OffloadUse] = {}
-        """What preempted requests are to CPU memory."""
+        self.observed: ObservedOffload | None = None
+        """What requests are to CPU memory that overlap as they were observed."""
+        if self.offload is not None:
+            self.observed = ObservedOffload(self.offload, version, page_tokens, is_ahead=is_ahead)
+        self.loads_first = self.offload is not None
+        self.preempts_all = self.loads_first and version.frees_late and is_ahead
 
     def serve(self, request: Request, pages: int, now: float) -> BlockLease | None:
         """Match, admit with room for ``pages`` pages in all, load and store. Without room, return None; at most cut a node."""
-        lease = self._admit(request, request.runs, pages, self._usable_pages(request), now)
+        usable = self._usable_pages(request)
+        lease = self._admit(request, request.runs, pages, usable, now)
         if lease is not None:
+            if self.offload is not None:
+                lease.offload = OffloadUse(request.runs)
+                lease.hits = lease.hits[0], use_at_once(self.offload, lease.offload, lease.hits[0], usable), 0
             self.pool.take(lease, pages - lease.held_pages)
             if lease.rest:
                 self.pool.name(lease, lease.rest)
@@ -41,7 +59,33 @@ class VLLMCache(Server):
         pages, usable = request.pages_for(tokens, self.page_tokens), self._usable_pages(request)
         if tokens > request.prompt_tokens:
             usable = (tokens - self._recompute_last_token) // self.page_tokens
-        return self._admit(request, self._path(request), pages, usable, now)
+        lease = self._admit(request, self._path(request), pages, usable, now)
+        if lease is not None and self.observed is not None:
+            lease.offload = None
+            found = self.observed.look_up(request, self._known_path(request, tokens), lease.hits[0])
+            loaded = self.observed.load(request, found.chunks, lease.hits[0])
+            lease.hits = lease.hits[0], loaded, 0
+            self.pool.take(lease, loaded)
+        return lease
+
+    def _known_path(self, request: Request, tokens: int) -> tuple[Extent, ...]:
+        """Return the full pages of a request's first ``tokens`` tokens, as far as they are of its prompt."""
+        return split_extents(request.runs, tokens // self.page_tokens)[0]
+
+    def look_up_waiting(self, request: Request, tokens: int) -> bool:
+        if self.observed is None:
+            return True
+        path, _ = self.pool.match(self._path(request), (tokens - self._recompute_last_token) // self.page_tokens)
+        hit_pages = path[-1].depth + path[-1].pages if path else 0
+        found = self.observed.look_up(request, self._known_path(request, tokens), hit_pages)
+        return not (found.is_written or found.is_read)
+
+    def is_loading(self, lease: BlockLease) -> bool:
+        return self.observed is not None and self.observed.is_loading(lease.request)
+
+    def end_pass(self, *, is_step: bool) -> None:
+        if self.observed is not None:
+            self.observed.end_pass(is_step=is_step)
 
     def _usable_pages(self, request: Request) -> int:
         """Return how many pages of a prompt may be found."""
@@ -62,11 +106,7 @@ class VLLMCache(Server):
         lease = BlockLease(request, pool.gpu, pool.residency.tree.root)
         pool.hold(lease, path, now)
         lease.rest = rest
-        if self.offload is None:
-            lease.hits = hit_pages, 0, 0
-        else:
-            lease.offload = use = self._uses.pop(request, None) or OffloadUse(request.runs)
-            lease.hits = hit_pages, use_at_once(self.offload, use, hit_pages, usable), 0
+        lease.hits = hit_pages, 0, 0
         return lease
 
     def begin_chunk(self, lease: BlockLease, tokens: int) -> bool:
@@ -77,6 +117,8 @@ class VLLMCache(Server):
         if pages > 0 and lease.rest:
             extents, lease.rest = split_extents(lease.rest, pages)
             self.pool.name(lease, extents)
+        if self.observed is not None:
+            self.observed.compute(lease.request, tokens)
         return True
 
     def grow(self, lease: BlockLease, pages: int, full_pages: int) -> bool:
@@ -96,8 +138,6 @@ class VLLMCache(Server):
 
     def preempt(self, lease: BlockLease) -> bool:
         """Give back what a request holds: its pages with names stay, and are the most recent."""
-        if self.offload is not None:
-            self._uses[lease.request] = lease.offload
         self.pool.free(lease)
         return True
 
@@ -110,6 +150,8 @@ class VLLMCache(Server):
         return super().held_extents() + ([] if self.offload is None else self.offload.order.held())
 
     def verify(self) -> None:
+        if self.observed is not None:
+            self.observed.end_pass(is_step=False)
         super().verify()
         self.pool.check([])
 
@@ -118,5 +160,7 @@ class VLLMCache(Server):
         used become the most recent."""
         self._name_answer(lease, lease.held_pages)
         self.pool.finish(lease)
-        if self.offload is not None:
+        if self.offload is not None and lease.offload is not None:
             self.offload.finish(lease.offload)
+        elif self.observed is not None:
+            self.observed.finish(lease.request)

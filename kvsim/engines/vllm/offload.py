@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvsim.core.copies import Counts
 from kvsim.core.tier import Edge
+from kvsim.engines.vllm.versions import LATEST, VERSIONS, Version
 from kvsim.pages.extent_order import ExtentOrder
 from kvsim.pages.extents import Extent, count_pages, pages_named, split_extents, union
 
@@ -59,7 +60,14 @@ class OffloadTier:
     its placement policy the table of offers (``offer_table``); both raise ValueError if they have none.
     """
 
-    def __init__(self, edge: Edge, counts: "OffloadCounts | OffloadingCounts", chunk_pages: int = 1) -> None:
+    def __init__(
+        self,
+        edge: Edge,
+        counts: "OffloadCounts | OffloadingCounts",
+        chunk_pages: int = 1,
+        *,
+        version: Version = VERSIONS[LATEST],
+    ) -> None:
         """``chunk_pages``: pages of the GPU in a chunk."""
         tier = edge.lower
         tier.told_unit = chunk_pages
@@ -67,8 +75,8 @@ class OffloadTier:
         self.counts = counts
         self.chunk_pages = chunk_pages
         self.capacity = tier.pool.capacity // chunk_pages
-        self._new_order = tier.eviction.offload_order
-        self.order: OffloadOrder = self._new_order(self.capacity)
+        self._version = version
+        self.order: OffloadOrder = version.order(tier.eviction, self.capacity)
         self.offers: OfferTable = edge.placement.offer_table()
         self._writing, self._reading = ExtentOrder(), ExtentOrder()
         """Chunks that are being written; those that are being loaded, with the number of loads."""
@@ -80,8 +88,16 @@ class OffloadTier:
     # --- loads -----------------------------------------------------------------------------------------------------------
 
     def look_up(self, path: tuple[Extent, ...], first: int) -> Found:
-        """Find the chunks of a path from the one at position ``first`` on, up to the first that is not here."""
-        chunks = self.order.leading(split_extents(path, first)[1])
+        """Find the chunks of a path from the one at position ``first`` on, up to the first that is not here.
+
+        Versions that hear look-ups count these in the table of offers, of what is found and of the chunk behind it.
+        """
+        behind = split_extents(path, first)[1]
+        chunks = self.order.leading(behind)
+        if self._version.hears_look_ups and self.offers.threshold > 1:
+            for start, pages in split_extents(behind, count_pages(chunks) + 1)[0]:
+                for chunk in range(start, start + pages):
+                    self.offers.count(((chunk, 1),))
         if not chunks:
             return NOTHING_FOUND
         return Found(chunks, self._writing.count(chunks) > 0, self._reading.count(chunks) > 0)
@@ -93,12 +109,16 @@ class OffloadTier:
     def begin_load(self, use: "OffloadUse", chunks: list[Extent], first: int) -> None:
         """Load chunks for a request, from the one at position ``first`` of its path on; they stay until ``end_load``."""
         self.order.touch(use, _placed(chunks, first))
-        for run, loads in self._reading.pieces(chunks):
+        pieces = self._reading.pieces(chunks)
+        self.order.begin_read([run for run, loads in pieces if loads is None])
+        for run, loads in pieces:
             self._reading.append((run,), value=(loads or 0) + 1)
 
     def end_load(self, chunks: list[Extent]) -> None:
         """End a load."""
-        for run, loads in self._reading.pieces(chunks):
+        pieces = self._reading.pieces(chunks)
+        self.order.end_read([run for run, loads in pieces if loads == 1])
+        for run, loads in pieces:
             if loads > 1:
                 self._reading.append((run,), value=loads - 1)
             else:
@@ -106,13 +126,14 @@ class OffloadTier:
 
     # --- stores ----------------------------------------------------------------------------------------------------------
 
-    def offer(self, use: "OffloadUse", first: int, last: int) -> "Placed | None":
-        """Offer the chunks of a request's path from position ``first`` to before ``last``.
+    def offer(self, use: "OffloadUse", first: int, last: int, path: tuple[Extent, ...]) -> "Placed | None":
+        """Offer the chunks of a request's path from position ``first`` to before ``last``; ``path`` is that of its known tokens.
 
         Returns those that are stored now, which stay until ``end_store``; None if there is no room for all of them.
         """
         offered = split_extents(split_extents(use.path, last)[0], first)[1]
-        self.offers.count(offered)
+        if not self._version.hears_look_ups:
+            self.offers.count(offered)
         ready: Placed = []
         wanted: Placed = []
         known: list[Extent] = []
@@ -129,7 +150,11 @@ class OffloadTier:
             self.order.touch(use, ready)
         if wanted:
             self.order.want(use, wanted)
-        return wanted if self._store(use, wanted, known) else None
+        if not self._store(use, wanted, known):
+            return None
+        if wanted:
+            self.order.look_up(path)
+        return wanted
 
     def _admitted(self, run: Extent, place: int) -> "Placed":
         """Return those of missing chunks that have been offered often enough."""
@@ -150,7 +175,7 @@ class OffloadTier:
         missing = chunks - (self.capacity - order.pages)
         if missing > 0:
             keep = self._kept(offered)
-            if missing > order.pages - count_pages(keep):
+            if not order.may_evict(missing, keep):
                 self.counts.no_room_pages += chunks * self.chunk_pages
                 return False
             evicted = order.evict(missing, keep)
@@ -172,6 +197,7 @@ class OffloadTier:
     def end_store(self, chunks: list[Extent]) -> None:
         """End a store: its chunks are ready."""
         self._writing.remove(chunks)
+        self.order.end_write(chunks)
         if self.tier.watches:
             self._told.append(chunks)
             for watch in self.tier.watches:
@@ -195,7 +221,7 @@ class OffloadTier:
         self._writing, self._reading = ExtentOrder(), ExtentOrder()
         self.tier.drop(self._slots)
         self._slots = self.tier.store(0)
-        self.order = self._new_order(self.capacity)
+        self.order = self._version.order(self.tier.eviction, self.capacity)
 
 
 def _placed(chunks: list[Extent], first: int) -> "Placed":
@@ -217,7 +243,7 @@ def use_at_once(tier: OffloadTier, use: "OffloadUse", hit_pages: int, usable_pag
     if pages:
         tier.begin_load(use, list(loaded), hit_pages)
         tier.counts.loaded_pages += pages
-    stored = tier.offer(use, hit_pages + pages if pages else 0, count_pages(use.path))
+    stored = tier.offer(use, hit_pages + pages if pages else 0, count_pages(use.path), use.path)
     if pages:
         tier.end_load(list(loaded))
     if stored:

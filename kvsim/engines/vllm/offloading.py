@@ -14,6 +14,7 @@ from kvsim.engines.vllm.block_pool import BlockLease
 from kvsim.engines.vllm.copies import BlockCopy
 from kvsim.engines.vllm.offload import OffloadingCounts, OffloadTier
 from kvsim.engines.vllm.stepped import SteppedCache
+from kvsim.engines.vllm.versions import Version
 from kvsim.pages.extents import Extent, count_pages, every_last, split_extents
 from kvsim.policies.eviction.offload_order import OffloadUse
 
@@ -42,18 +43,19 @@ class OffloadingCache(SteppedCache):
     """
 
     def __init__(self, tiers: Sequence[Tier], edge: Edge, rules: Rules, page_tokens: int, *, chunk_pages: int,
-                 prompt_only: bool, counts_last_admission: bool = False) -> None:  # fmt: skip
+                 prompt_only: bool, version: Version) -> None:  # fmt: skip
         gpu = tiers[0]
         if gpu.pool.capacity == UNLIMITED:
             raise ValueError("tiers.gpu.capacity=unlimited has no blocks that CPU offloading could read: set a size")
         gpu.pool = BlockNumbers(gpu.pool.capacity)
-        super().__init__(gpu, rules, page_tokens, tiers=len(tiers), counts_last_admission=counts_last_admission)
+        super().__init__(gpu, rules, page_tokens, tiers=len(tiers), counts_last_admission=version.counts_last_admission)
+        self.row = version
         self.tiers = list(tiers)
         self.residency.counts = counts = OffloadingCounts()
         self.edge = edge
         self.chunk_pages = chunk_pages
         self.prompt_only = prompt_only
-        self.offload = OffloadTier(edge, counts, chunk_pages)
+        self.offload = OffloadTier(edge, counts, chunk_pages, version=version)
         if not self.offload.capacity:
             raise ValueError(f"tiers.cpu.capacity is less than one chunk of {chunk_pages} pages: set it higher")
         self.lower = PlainLower(gpu, self.watches)
@@ -77,12 +79,21 @@ class OffloadingCache(SteppedCache):
 
         None: it has to ask again, since chunks that it finds are still being written, or loaded for another request.
         """
+        path = self._known_chunks(lease.request, tokens)
+        found = self._found(lease, path, tokens // self.page_tokens // self.chunk_pages)
+        self.offload.order.look_up(path)
+        return found
+
+    def _known_chunks(self, request: Request, tokens: int) -> tuple[Extent, ...]:
+        """Return the full chunks of a request's first ``tokens`` tokens."""
+        return split_extents(self.use_of(request).path, tokens // self.page_tokens // self.chunk_pages)[0]
+
+    def _found(self, lease: Lease, path: tuple[Extent, ...], last: int) -> Loadable | None:
         size, hit_pages = self.chunk_pages, lease.gpu_pages
-        last = tokens // self.page_tokens // size
         if last * size - hit_pages < size:
             return NOTHING
-        use, first = self.use_of(lease.request), hit_pages // size
-        found = self.offload.look_up(split_extents(use.path, last)[0], first)
+        first = hit_pages // size
+        found = self.offload.look_up(path, first)
         if found.is_written:
             return None
         pages = (first + count_pages(found.chunks)) * size - hit_pages
@@ -105,18 +116,18 @@ class OffloadingCache(SteppedCache):
 
     # --- stores ----------------------------------------------------------------------------------------------------------
 
-    def offer(self, request: Request, first: int, tokens: int) -> tuple[int, BlockCopy | None]:
-        """Offer the full chunks of a request from position ``first`` on, among its first ``tokens`` tokens.
+    def offer(self, request: Request, first: int, tokens: int, known: int) -> tuple[int, BlockCopy | None]:
+        """Offer the full chunks of a request from position ``first`` on, among its first ``tokens`` of ``known`` tokens.
 
-        Returns where the next offer begins, and the store, if any.
+        Returns where the next offer begins, and the store, if any. Where there is nothing to offer, that may be before ``first``.
         """
         if self.prompt_only:
             tokens = min(tokens, request.prompt_tokens)
         size, use = self.chunk_pages, self.use_of(request)
         last = min(tokens // self.page_tokens // size, count_pages(use.path))
         if last <= first:
-            return first, None
-        stored = self.offload.offer(use, first, last)
+            return last, None
+        stored = self.offload.offer(use, first, last, self._known_chunks(request, known))
         if stored is None:
             return first, None
         if not stored:

@@ -27,7 +27,13 @@ class Offloads:
     """
 
     keeps_in_flight: bool = False
-    """Whether a request keeps its blocks while a step in flight computes it."""
+    """Whether a request is not preempted while a step in flight computes it."""
+    frees_late: bool = False
+    """Whether the blocks of a request that leaves while a step in flight computes it are free when that has ended."""
+    hears_look_ups: bool = False
+    """Whether each look-up of a waiting request changes something."""
+    passed_go_first: bool = False
+    """Whether requests that had to wait for something are tried before those ahead of them in the queue."""
     first_offer_tokens: int = UNLIMITED
     """The number of its tokens with which a request that has just been admitted is looked at for an offer."""
 
@@ -46,16 +52,18 @@ class Offloads:
         """Whether chunks of a request are being stored or loaded."""
         return False
 
-    def begin_load(self, served: Served, loadable: Loadable) -> int:
-        """Decide the load of a request that has just been admitted. Returns the position in its path of the chunk after it."""
-        return 0
+    def admitted(self, served: Served) -> None:
+        """A request that has been looked up is admitted."""
+
+    def begin_load(self, served: Served, loadable: Loadable) -> None:
+        """Decide the load of a request that has just been admitted."""
 
     def launch(self, chunks: Sequence[Chunk], preempted: Sequence[Served]) -> list[BlockCopy]:
         """Decide stores at the end of a pass, and submit those of the last one. Returns the stores that the step waits for."""
         return NO_COPIES
 
     def seen(self) -> list[BlockCopy]:
-        """Return the copies that have ended since the last step was launched."""
+        """Submit loads that follow no step. Return the copies that have ended since the last step was launched."""
         return NO_COPIES
 
     def may_leap(self, leaving: Sequence[Served], *, is_settled: bool) -> bool:
@@ -97,8 +105,9 @@ class CpuOffloads(Offloads):
 
     def __init__(self, cache: OffloadingCache, mover: Mover) -> None:
         super().__init__()
-        self.keeps_in_flight, self.first_offer_tokens = True, 0
-        self.cache = cache
+        self.cache, row = cache, cache.row
+        self.keeps_in_flight, self.frees_late, self.first_offer_tokens = not row.frees_late, row.frees_late, 0
+        self.hears_look_ups, self.passed_go_first = row.hears_look_ups, row.passed_go_first
         self._mover = mover
         self._lines = CopyLines(mover)
         self._kept: list[BlockCopy] = []
@@ -121,12 +130,16 @@ class CpuOffloads(Offloads):
     def moves(self, request: Request) -> bool:
         return self.cache.moves(request)
 
-    def begin_load(self, served: Served, loadable: Loadable) -> int:
+    def admitted(self, served: Served) -> None:
+        if self.cache.row.restarts_offers:
+            served.next_chunk = 0
+
+    def begin_load(self, served: Served, loadable: Loadable) -> None:
         copy = self.cache.begin_load(served.lease, loadable)
         copy.owner = served
         self.copies[copy] = None
         self._loads.append(copy)
-        return loadable.first + count_pages(loadable.chunks)
+        served.next_chunk = loadable.first + count_pages(loadable.chunks)
 
     def launch(self, chunks: Sequence[Chunk], preempted: Sequence[Served]) -> list[BlockCopy]:
         kept, decided = self._kept, self._offer(chunks)
@@ -145,7 +158,7 @@ class CpuOffloads(Offloads):
             if chunk.upto >= served.offered_tokens:
                 self._offer_of(served, min(chunk.upto, served.job.target_tokens), stores)
         finished, self._finished = self._finished, []
-        for served in finished:
+        for served in finished if self.cache.row.offers_at_end else ():
             self._offer_of(served, served.job.target_tokens - 1, stores)
         for served in finished:
             self.cache.forget(served.job.request)
@@ -155,7 +168,7 @@ class CpuOffloads(Offloads):
         job = served.job
         if tokens < served.offered_tokens:
             return
-        served.next_chunk, copy = self.cache.offer(job.request, served.next_chunk, tokens)
+        served.next_chunk, copy = self.cache.offer(job.request, served.next_chunk, tokens, job.target_tokens)
         served.offered_tokens = self.cache.next_offer(job.request, served.next_chunk)
         if copy is not None:
             copy.owner = served
@@ -171,10 +184,12 @@ class CpuOffloads(Offloads):
         return owner in preempted or owner.job.phase == ENDED and self.cache.reads_handed(copy, owner.last_slots)
 
     def seen(self) -> list[BlockCopy]:
+        if not self.cache.row.loads_follow_steps:
+            self._submit_loads(None)
         ended = [copy for copy in self.copies if copy.transfer.done and not copy.is_reported]
         for copy in ended:
             copy.is_reported = True
-        return ended
+        return sorted(ended, key=lambda copy: copy.is_load)
 
     def may_leap(self, leaving: Sequence[Served], *, is_settled: bool) -> bool:
         if self._kept or self._loads or any(self._holds_up(copy, is_settled=is_settled) for copy in self.copies):
@@ -201,8 +216,11 @@ class CpuOffloads(Offloads):
 
     def began(self, done: Event) -> None:
         self._last_step = done
+        self._submit_loads(done)
+
+    def _submit_loads(self, after: Event | None) -> None:
         for copy in self._loads:
-            self._lines.submit(copy, done)
+            self._lines.submit(copy, after)
         self._loads = []
 
     def report(self, copies: Sequence[BlockCopy]) -> None:
@@ -217,7 +235,7 @@ class CpuOffloads(Offloads):
                 owner.stores -= 1
 
     def finishes(self, served: Served) -> None:
-        if served.stores or served.offered_tokens < served.job.target_tokens:
+        if served.job.lease is not None and (served.stores or served.offered_tokens < served.job.target_tokens):
             served.last_slots = self.cache.slots_of(served.lease)
         self._finished.append(served)
 

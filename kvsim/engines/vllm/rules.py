@@ -17,11 +17,10 @@ from kvsim.engines.vllm.offloading import OffloadingCache
 from kvsim.engines.vllm.offloads import CpuOffloads, Offloads
 from kvsim.engines.vllm.schedule import BlockSchedule
 from kvsim.engines.vllm.stepped import SteppedCache
+from kvsim.engines.vllm.versions import LATEST, VERSIONS, Version
 from kvsim.errors import IdleSetting, UsageError
 from kvsim.numbers import Whole, check_settings
 from kvsim.policies.scheduling.base import ARRIVAL, PRIORITY, SchedulingPolicy
-
-VERSIONS = ("0.33.0", "0.25.1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +48,8 @@ class VLLMRules(Rules):
     """In time: pages that the CPU tier looks up, stores and evicts as one."""
     offload_prompt_only: bool = True
     """In time: whether only pages of prompts are stored in the CPU tier."""
-    version: str = VERSIONS[0]
-    """In time: the version of vLLM. In 0.25.1, the hits of a request that is preempted before its first token are what it finds
-    at its last admission before that, not at its first one."""
+    version: str = LATEST
+    """In time: the version of vLLM, a row of ``VERSIONS``."""
 
     def __post_init__(self) -> None:
         if self.loop not in LOOPS:
@@ -72,7 +70,7 @@ class VLLMRules(Rules):
         """Raise ValueError for settings without effect."""
         if command == "replay" and self.loop != VLLMRules.loop:
             raise IdleSetting("loop", "on kvsim replay, which has no clock", subject=f"loop={self.loop}")
-        if command == "replay" and self.version != VERSIONS[0]:
+        if command == "replay" and self.version != LATEST:
             raise IdleSetting("version", "on kvsim replay of a trace", subject=f"version={self.version}")
         for name, value, default in (
             ("blocks_per_chunk", self.blocks_per_chunk, 1),
@@ -98,22 +96,23 @@ class VLLMRules(Rules):
             )
 
     def server(self, setup: CacheSetup) -> VLLMCache:
-        counts_last = self.counts_last_admission
-        return VLLMCache(setup.tiers, setup.edges, self, setup.page_tokens, counts_last_admission=counts_last)
+        is_ahead = self.loop == "overlap"
+        return VLLMCache(setup.tiers, setup.edges, self, setup.page_tokens, version=self.row, is_ahead=is_ahead)
 
     @property
-    def counts_last_admission(self) -> bool:
-        return self.version != VERSIONS[0]
+    def row(self) -> Version:
+        """What its version does."""
+        return VERSIONS[self.version]
 
     def cache(self, setup: CacheSetup) -> SteppedCache:
-        tiers, page_tokens, counts_last = setup.tiers, setup.page_tokens, self.counts_last_admission
+        tiers, page_tokens = setup.tiers, setup.page_tokens
         if not setup.edges:
-            return SteppedCache(tiers[0], self, page_tokens, counts_last_admission=counts_last)
+            return SteppedCache(tiers[0], self, page_tokens, counts_last_admission=self.row.counts_last_admission)
         if tiers[1].level == GPU:
             raise ValueError(f"an engine of vLLM has its own CPU memory: set tiers.cpu.scope=engine, {OWN}")
         return OffloadingCache(
             tiers, setup.edges[0], self, page_tokens, chunk_pages=self.blocks_per_chunk, prompt_only=self.offload_prompt_only,
-            counts_last_admission=counts_last,
+            version=self.row,
         )  # fmt: skip
 
     def scheduler(self) -> Callable[[Parts], Schedule]:

@@ -51,6 +51,12 @@ class RunningRequests:
         before_last = busy[:-1] if busy and busy[-1] is self.all[-1] else busy
         return len(self.steady) + sum([served.wanted_tokens for served in before_last]) >= most_tokens
 
+    def promised(self, loading: list[Served]) -> int:
+        """Return the pages that these, which load, and requests in the midst of their known tokens still lack for those."""
+        incomplete = [*loading, *[served for served in self.busy if served.is_partial]]
+        page_tokens = self._page_tokens
+        return sum([max(0, -(-served.job.target_tokens // page_tokens) - served.lease.held_pages) for served in incomplete])
+
     # --- who comes and goes --------------------------------------------------------------------------------------------------
 
     def admit(self, served: Served) -> None:

@@ -1,4 +1,4 @@
-"""vLLM's scheduler V1 (0.33), pass by pass: ``v1/core/sched/scheduler.py``, ``async_scheduler.py`` and ``v1/engine/core.py``."""
+"""vLLM's scheduler V1, pass by pass: ``v1/core/sched/scheduler.py``, ``async_scheduler.py`` and ``v1/engine/core.py``."""
 
 from typing import Any, Final, cast
 
@@ -15,11 +15,12 @@ from kvsim.engine.schedule import Parts, Schedule, Step
 from kvsim.engine.substrate import Work
 from kvsim.engine.waiting import WaitingRequests
 from kvsim.engines.vllm.block_pool import BlockLease
+from kvsim.engines.vllm.late_blocks import LateBlocks
 from kvsim.engines.vllm.leaps import Leaps
-from kvsim.engines.vllm.line import ArrivalLine
+from kvsim.engines.vllm.line import ArrivalLine, Turns
 from kvsim.engines.vllm.offloads import Offloads
 from kvsim.engines.vllm.running import RunningRequests
-from kvsim.engines.vllm.served import BlockStep, Chunk, Served
+from kvsim.engines.vllm.served import BlockStep, Forming, Served
 from kvsim.engines.vllm.stepped import SteppedCache
 
 NO_PATH: list[Node] = []
@@ -36,7 +37,8 @@ class BlockSchedule(Schedule):
                 find nothing new are left out
     look ahead  with the overlap loop, a pass takes place while the step before it runs (``AsyncScheduler``): a token in flight
                 counts, and a request whose last token is in flight is passed over
-    in flight   with CPU offloading, a request whose step runs is not preempted. Without, its token still counts
+    in flight   with CPU offloading, a request whose step runs is not preempted or, in 0.25, keeps its blocks until that ends.
+                Without, its token still counts
     leap        decode steps are taken in one event where the passes between them would change nothing (``Leaps``)
     """
 
@@ -55,6 +57,7 @@ class BlockSchedule(Schedule):
         self.queue = ArrivalLine()
         self.waiting = WaitingRequests(self.cache, parts.gpu, parts.mover, parts.prefetching, self.queue, parts.wake)
         self.offloads = offloads
+        self._turns = Turns(self.queue, passed_go_first=offloads.passed_go_first)
         self._woken = parts.woken
         self.running = RunningRequests(self.page_tokens)
         self.loading: list[Served] = []
@@ -67,10 +70,9 @@ class BlockSchedule(Schedule):
         """Whether the end of a copy has taken effect since the last pass."""
         self._was_empty = False
         """Whether the last pass computed nothing."""
-        self._chunks: list[Chunk] = []
-        self._work = Work()
-        """That of the pass, without the decoding requests."""
-        self._decoding: list[Job] = []
+        self._late = LateBlocks(self.cache, are_late=offloads.frees_late)
+        self._forming = Forming(Work())
+        """The step of the pass."""
         self._budget = 0
         self._preempted: list[Served] = []
         self._leaving: list[Served] = []
@@ -138,7 +140,7 @@ class BlockSchedule(Schedule):
         """Wait for the next poll or, if only the end of a copy or an arrival changes anything, for the first one after that.
         What the last pass has heard of, or has preempted, changes what the next one does."""
         at_s = self.env.now + POLL_S
-        has_news = self._has_finished or self._has_reported or self._preempted
+        has_news = self._has_finished or self._has_reported or self._preempted or self._hears_look_ups
         if not (self.running.all or has_news or any(one.is_loaded for one in self.loading)) and self.offloads.only_waits:
             yield self._woken()
             while at_s < self.env.now:
@@ -146,8 +148,8 @@ class BlockSchedule(Schedule):
         yield self.env.timeout(at_s - self.env.now)
 
     def _pass(self) -> BlockStep:
-        self._chunks, self._decoding, self._preempted, self._leaving = [], [], [], []
-        self._work, self._stuck = Work(engine=self.number), None
+        self._preempted, self._leaving = [], []
+        self._forming, self._stuck = Forming(Work(engine=self.number)), None
         self.offloads.begin_pass()
         self.running.wake_due(1)
         if self.running.is_scarce(self.max_batch_tokens):
@@ -156,7 +158,7 @@ class BlockSchedule(Schedule):
         self._serve_running()
         if not self._preempted and not self.is_draining:
             self._admit()
-        return self._step()
+        return self.running.form(self._forming.step(self.running.steady, self.running.steady_context_tokens))
 
     def _serve_running(self) -> None:
         """Serve the running requests, in order, until the step is full or one does not fit."""
@@ -202,21 +204,13 @@ class BlockSchedule(Schedule):
 
     def _plan(self, served: Served, lease: BlockLease, tokens: int) -> None:
         """Add tokens to the step; the request has the blocks for them. Full blocks of known tokens get their names."""
-        job, work = served.job, self._work
-        known, begin = job.target_tokens, job.computed
-        upto = begin + tokens
+        job, known = served.job, served.job.target_tokens
+        upto = job.computed + tokens
         if lease.rest:
             self.cache.name(lease, min(upto, known))
         samples = upto == known + served.flying
-        self._chunks.append(Chunk(served, upto, samples))
         self._budget -= tokens
-        if job.phase == DECODING:
-            self._decoding.append(job)
-            work.decode_context_tokens += begin
-        else:
-            work.chunks.append((tokens, begin))
-            work.prefilling.append((job, tokens))
-            work.sampled_tokens += samples
+        self._forming.add(served, tokens, samples=samples)
         job.computed = upto
         served.steps_out += 1
         if samples:
@@ -230,7 +224,7 @@ class BlockSchedule(Schedule):
         self._preempted.append(served)
         self._retractions += 1
         self.frontend.book.retracted(job.request)
-        self.cache.release(served.lease, RETRACTED, self.env.now)
+        self._late.give_back(served, RETRACTED, self.env.now)
         job.times.waits_again(self.env.now)
         job.lease, job.computed, job.was_running = None, 0, True
         self.waiting.push(job)
@@ -242,63 +236,63 @@ class BlockSchedule(Schedule):
         return self._budget > 0 and len(self.running) < self.max_running_requests
 
     def _admit(self) -> None:
-        """Admit until the step or the seats are full, or a request does not fit. Some are passed over, and keep their places."""
-        for served in self.loading.copy():
-            if not self._takes_more or not self._admit_loaded(served):
-                return
-        passed: set[Job] = set()
+        """Admit until the step or the seats are full, or a request does not fit. Some are passed over."""
+        self._turns.begin()
         while self._takes_more:
-            job = self._first(passed)
-            if job is None or not self._try(job, passed):
+            job = self._turns.next()
+            if job is None or not self._try(job):
                 return
 
-    def _first(self, passed: set[Job]) -> Job | None:
-        """Return the first waiting request that has not been passed over."""
-        for job in self.queue:
-            if job not in passed:
-                return job
-        return None
+    def _try(self, job: Job) -> bool:
+        """Try to admit a request. Returns False if it does not fit."""
+        served = self._served.get(job) or self._served.setdefault(job, Served(job))
+        return self._admit_loaded(served) if served in self.loading else self._look_up(served)
 
     def _admit_loaded(self, served: Served) -> bool:
         """Admit a request if its load has ended, whose blocks then get names. Returns False if the rest of it does not fit."""
-        if not served.is_loaded:
-            return True
         job, lease = served.job, served.lease
+        if not served.is_loaded:
+            self._turns.passes(job, is_loading=True)
+            return True
         self.cache.name(lease, job.computed)
         job.computed = min(job.computed, job.target_tokens - 1)
         if not self.cache.pool.has_room(NO_PATH, self._pages(job) - lease.held_pages):
             return False
         self.loading.remove(served)
+        self._turns.leave(job)
         job.times.has_loads(self.env.now)
         self._begin(served)
         return True
 
-    def _try(self, job: Job, passed: set[Job]) -> bool:
-        """Try a waiting request. Returns False if it does not fit; one that has to wait for something joins ``passed``."""
-        served = self._served.get(job) or self._served.setdefault(job, Served(job))
+    def _look_up(self, served: Served) -> bool:
+        """Look up a waiting request and admit it, or begin its load. Returns False if it does not fit."""
+        job = served.job
         lease = self.cache.match(job.request, self.gpu, job.why, job.target_tokens)
         loadable = None if served.flying else self.offloads.loadable(served, lease)
         if loadable is None:
-            passed.add(job)
+            self._turns.passes(job, is_loading=False)
             return True
         found = lease.gpu_pages + loadable.pages
         pages, has_room = self._pages(job), self.cache.pool.has_room
-        may_load = not loadable.pages or has_room(lease.path, found + self._promised)
+        may_load = not loadable.pages or has_room(lease.path, found + self.running.promised(self.loading))
         if not may_load or not self.cache.admit(lease, pages, self.env.now, loadable.pages):
             lacks_room = may_load or not has_room(lease.path, pages)
-            self._stuck = job if lacks_room and not passed else None
+            self._stuck = job if lacks_room and not self._turns.has_passed else None
             return False
         self.waiting.leave_queue(job)
+        self._turns.leave(job)
         job.lease, job.phase, job.is_known = lease, PREFILLING, True
         served.lease = cast(BlockLease, lease)
         job.admissions += 1
         job.computed = found * self.page_tokens
         job.times.has_pages(self.env.now)
         served.is_partial, served.is_loaded = False, False
-        served.next_chunk, served.offered_tokens = 0, self.offloads.first_offer_tokens
+        served.offered_tokens = self.offloads.first_offer_tokens
+        self.offloads.admitted(served)
         if loadable.pages:
-            served.next_chunk = self.offloads.begin_load(served, loadable)
+            self.offloads.begin_load(served, loadable)
             self.loading.append(served)
+            self._turns.passes(job, is_loading=True)
             job.times.is_refused(self.env.now)
         if not job.is_counted or job.counted is not None and self.cache.counts_last_admission and not job.is_prefilled:
             job.is_counted, job.counted = True, lease
@@ -320,32 +314,21 @@ class BlockSchedule(Schedule):
         """Return the pages of a request's known tokens."""
         return -(-job.target_tokens // self.page_tokens)
 
-    @property
-    def _promised(self) -> int:
-        """Pages that requests which load, or have not computed all their known tokens, still lack for these."""
-        incomplete = [*self.loading, *[served for served in self.running.busy if served.is_partial]]
-        return sum([max(0, self._pages(served.job) - served.lease.held_pages) for served in incomplete])
-
     # --- steps ---------------------------------------------------------------------------------------------------------------
-
-    def _step(self) -> BlockStep:
-        work, running = self._work, self.running
-        work.decoding = [*self._decoding, *running.steady]
-        work.decode_requests = len(work.decoding)
-        work.decode_context_tokens += running.steady_context_tokens
-        if work.chunks:
-            for chunk in self._chunks:
-                chunk.served.is_partial = not chunk.samples
-        return running.form(BlockStep(work, self._chunks))
 
     def _leap(self, step: BlockStep) -> None:
         """Make a leap of a step if the next passes would form it again."""
         decoding = step.work.decode_requests
-        if self._leaps.current is not None or self._preempted or step.work.chunks or not decoding:
+        if self._leaps.current is not None or self._preempted or step.work.chunks or not decoding or self._hears_look_ups:
             return
         if decoding + len(self._leaving) == len(self.running):
             has_waiting = bool(self.loading or len(self.queue))
             self._leaps.begin(step, self._leaving, has_waiting=has_waiting, is_settled=self._is_settled)
+
+    @property
+    def _hears_look_ups(self) -> bool:
+        """Whether passes look up waiting requests, and each look-up changes something."""
+        return self.offloads.hears_look_ups and len(self.queue) > 0 and self._takes_more and not self.is_draining
 
     @property
     def _is_settled(self) -> bool:
@@ -362,6 +345,8 @@ class BlockSchedule(Schedule):
     def ended(self, step: Step, steps: int) -> None:
         done = cast(BlockStep, step)
         self._leaps.end(done, steps)
+        if not done.is_empty:
+            self._late.step_ended(self.env.now)
         for chunk in done.chunks:
             served = chunk.served
             if not served.wake:
@@ -391,12 +376,13 @@ class BlockSchedule(Schedule):
 
     def _finish(self, served: Served) -> None:
         job, now = served.job, self.env.now
+        self.offloads.finishes(served)
         if job.lease is not None:
-            self.offloads.finishes(served)
             self.cache.finish(served.lease, now)
             self.running.remove(served)
         else:
             self.waiting.leave_queue(job)
+        self._turns.leave(job)
         job.lease, job.phase = None, ENDED
         del self._served[job]
         self._has_finished = True
@@ -411,6 +397,7 @@ class BlockSchedule(Schedule):
         jobs = [*self.queue, *[served.job for served in (*self.running.all, *self.loading)], *self.waiting.fetching]
         for job in jobs:
             self.drop(job, is_up=False)
+        self._late.step_ended(self.env.now)
         self.offloads.stop()
         self.running.clear()
         self._was_empty = self._has_finished = False
@@ -424,7 +411,8 @@ class BlockSchedule(Schedule):
         if served is not None and job.lease is not None:
             (self.loading if served in self.loading else self.running).remove(served)
             if not keeps_blocks:
-                self.cache.release(served.lease, LOST)
+                self._late.give_back(served, LOST, self.env.now)
             job.lease = None
         self.waiting.drop(job)
+        self._turns.leave(job)
         job.phase, self._stuck, self._has_finished = ENDED if is_up else GIVEN_UP, None, is_up

@@ -1,7 +1,9 @@
 """A request on vLLM's scheduler, what a step computes of it, and the step."""
 
+from collections.abc import Iterable
+
 from kvsim.core.transfer import NO_TRANSFERS
-from kvsim.engine.job import Job
+from kvsim.engine.job import DECODING, Job
 from kvsim.engine.schedule import Step
 from kvsim.engine.substrate import Work
 from kvsim.engines.vllm.block_pool import BlockLease
@@ -88,3 +90,37 @@ class BlockStep(Step):
     def is_empty(self) -> bool:
         """Whether it computes nothing."""
         return not (self.work.chunks or self.work.decode_requests)
+
+
+class Forming:
+    """A step that a pass is forming, with the chunks of busy requests so far."""
+
+    __slots__ = ("_chunks", "_decoding", "_work")
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._chunks: list[Chunk] = []
+        self._decoding: list[Job] = []
+
+    def add(self, served: Served, tokens: int, *, samples: bool) -> None:
+        """Add the next ``tokens`` tokens of a request; ``samples``: whether a token of its answer comes of them."""
+        job, work = served.job, self._work
+        self._chunks.append(Chunk(served, job.computed + tokens, samples))
+        if job.phase == DECODING:
+            self._decoding.append(job)
+            work.decode_context_tokens += job.computed
+        else:
+            work.chunks.append((tokens, job.computed))
+            work.prefilling.append((job, tokens))
+            work.sampled_tokens += samples
+
+    def step(self, steady: Iterable[Job], context_tokens: int) -> BlockStep:
+        """Return the step, with the steady requests, which decode after so many tokens of context in all."""
+        work = self._work
+        work.decoding = [*self._decoding, *steady]
+        work.decode_requests = len(work.decoding)
+        work.decode_context_tokens += context_tokens
+        if work.chunks:
+            for chunk in self._chunks:
+                chunk.served.is_partial = not chunk.samples
+        return BlockStep(work, self._chunks)

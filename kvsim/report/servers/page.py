@@ -51,7 +51,7 @@ def lines(record: RunRecord) -> list[str]:
     preemptions = [run["preemptions"] for run in runs]
     if any(preemptions):
         many = ", ".join(map(count, preemptions))
-        notes[f"Preemptions: {many}. In the server's order, requests are replayed as if there were none."] = None
+        notes[f"Preemptions: {many}. In the server's order, vLLM's are preempted as their answers show."] = None
     return [" ".join(filter(None, (first, *left_out))), *record["notes"], *notes, hit_definition(record["config"])]
 
 

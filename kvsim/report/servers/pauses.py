@@ -9,6 +9,8 @@ import numpy.typing as npt
 Times = npt.NDArray[np.float64]
 SAME_STEP_S = 0.003
 """Tokens of a step reach clients within this time, and steps take longer."""
+CLOCK_S = 1e-9
+"""Less than two times that differ."""
 LEAST_MISSED = 2
 """Steps without a token of a request that make a pause. A client that is late misses one."""
 
@@ -66,6 +68,24 @@ def pauses(tokens_s: Sequence[Times], admitted_s: Times, steps: Steps, most: int
         later_s = admitted_s[(admitted_s > pause.begin_s) & (admitted_s < pause.end_s)]
         by_request.setdefault(pause.request, []).append((pause.begin_s, float(later_s.min(initial=pause.end_s))))
     return by_request
+
+
+def brief_pauses(
+    tokens_s: Sequence[Times], steps: Steps, seen: Mapping[int, Sequence[tuple[float, float]]]
+) -> Mapping[int, list[tuple[float, float]]]:
+    """Return when requests missed one step alone, the first that one of those ``seen`` to be preempted missed.
+
+    They may have been preempted with it. Otherwise a client that is late has not seen their tokens in time.
+    """
+    begins_s = {begin_s for pauses_s in seen.values() for begin_s, _ in pauses_s}
+    found: dict[int, list[tuple[float, float]]] = {}
+    for number, own_s in enumerate(tokens_s):
+        at = np.searchsorted(steps.end_s, own_s - CLOCK_S)
+        for place in np.flatnonzero(np.diff(at) == 2).tolist():
+            begin_s, end_s = steps.formed_s(np.array([steps.end_s[at[place] + 1], own_s[place + 1]])).tolist()
+            if begin_s in begins_s and not any(first_s <= begin_s < last_s for first_s, last_s in seen.get(number, ())):
+                found.setdefault(number, []).append((begin_s, end_s))
+    return found
 
 
 def _pauses_of(number: int, tokens_s: Sequence[Times], steps: Steps) -> list[Pause]:

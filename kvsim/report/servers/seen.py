@@ -12,7 +12,7 @@ from kvsim.hardware.tier_kinds import GPU_MEMORY, HOST_MEMORY, kind_of
 from kvsim.replaying.observed import Moments
 from kvsim.report.servers.measures import preemptions
 from kvsim.report.servers.passes import in_passes, taken_later_s
-from kvsim.report.servers.pauses import Steps, pauses, steps_of
+from kvsim.report.servers.pauses import Steps, brief_pauses, pauses, steps_of
 from kvsim.results.observed import ObservedRun
 
 REJECTED = "rejected"
@@ -26,6 +26,8 @@ UNSURE_S = 0.02
 server's queue: long prompts take some milliseconds to be read."""
 AHEAD: Mapping[str, bool] = {"scheduler_config.async_scheduling": True, "disable_overlap_schedule": False}
 """Flags, and their values with which a server forms a step while one runs."""
+POLICIES = ("scheduler_config.policy", "schedule_policy")
+"""Flags that name the order of a queue."""
 MOST_TOGETHER = 0.1
 """The largest share of an answer's tokens that may come together with others before their times count as unknown."""
 MEDIA: Mapping[str, str] = {GPU_MEMORY: "device", HOST_MEMORY: "host"}
@@ -106,6 +108,7 @@ def moments_of(run: ObservedRun) -> Moments:
     """
     has_failed = np.array([error is not None for error in run.errors], dtype=bool)
     admitted_s = run.admitted_s()
+    joined_s = admitted_s - run.queued_s if _is_fcfs(run) else np.full(len(admitted_s), np.nan)
     first_s = np.where(np.isnan(run.first_token_s), admitted_s, run.first_token_s)
     end_s = np.fmax(run.end_s, first_s)
     came_s = [_tokens_s(run, number, first) for number, first in enumerate(first_s.tolist())]
@@ -120,14 +123,23 @@ def moments_of(run: ObservedRun) -> Moments:
         return Moments(admitted_s=admitted_s, tokens_s=tokens_s, preemptions=preemptions(run))
     steps = steps_of([one for one in played if one is not None], _steps_ahead(run))
     admitted_s, formed_s = in_passes(_in_steps(admitted_s, first_s, steps), run, first_s, steps)
+    paused_s = pauses(tokens_s, admitted_s, steps, preemptions(run))
     return Moments(
         admitted_s=admitted_s,
         tokens_s=tokens_s,
-        pauses_s=pauses(tokens_s, admitted_s, steps, preemptions(run)),
+        pauses_s=paused_s,
+        brief_s=brief_pauses(tokens_s, steps, paused_s),
         preemptions=preemptions(run),
         formed_s=formed_s,
         steps_ahead=steps.ahead,
+        joined_s=joined_s,
     )
+
+
+def _is_fcfs(run: ObservedRun) -> bool:
+    """Return whether a server admits its requests first come, first served."""
+    settings = run.facts.settings if run.facts is not None else {}
+    return any(settings.get(name) == "fcfs" for name in POLICIES)
 
 
 def _steps_ahead(run: ObservedRun) -> int:

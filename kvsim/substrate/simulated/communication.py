@@ -26,12 +26,22 @@ class Communication:
         self._row_bytes = ACTIVATION_BYTES * model.hidden_size
         self._dispatch_bytes = hardware.all2all_dispatch_bytes * model.hidden_size
         self._copies = model.experts_per_token * hardware.expert_imbalance
+        self._known: dict[int, float] = {}
+        """Seconds by tokens: those of a step are few."""
 
     def step_s(self, work: Work) -> float:
         """Return the seconds of one step; all steps of a leap take as long."""
         if not (self._sums or self._exchanges):
             return 0.0
-        hardware, tokens = self.hardware, tokens_of(work)
+        tokens = tokens_of(work)
+        seconds = self._known.get(tokens)
+        if seconds is None:
+            seconds = self._known[tokens] = self._seconds(tokens)
+        return seconds
+
+    def _seconds(self, tokens: int) -> float:
+        """Return the seconds of a step of so many tokens."""
+        hardware = self.hardware
         seconds = self._sums * hardware.allreduce_s(self._row_bytes * tokens)
         if self._exchanges:
             rows = -(-tokens // hardware.expert_parallel) * self._copies
@@ -52,6 +62,7 @@ class ExpertLoad:
         self._imbalance = hardware.expert_imbalance if hardware.expert_parallel > 1 else 1.0
         self._more_flops = (self._imbalance - 1.0) * model.routed_flops_per_token
         self._more_bytes = (hardware.stage_gpus - 1) * model.shared_expert_bytes if hardware.exchanges_tokens else 0.0
+        self._known: dict[int, float] = {}
 
     def more_flops(self, tokens: int) -> float:
         """Return the FLOPs of a step beyond those of the model."""
@@ -59,9 +70,15 @@ class ExpertLoad:
 
     def weight_bytes(self, tokens: int) -> float:
         """Return the bytes of weights that a step over so many tokens reads."""
-        return self.model.weight_bytes(tokens, self._imbalance) + self._more_bytes
+        n_bytes = self._known.get(tokens)
+        if n_bytes is None:
+            n_bytes = self._known[tokens] = self.model.weight_bytes(tokens, self._imbalance) + self._more_bytes
+        return n_bytes
 
 
 def tokens_of(work: Work) -> int:
     """Return the tokens that a step computes."""
-    return work.decode_requests + sum([count for count, _ in work.chunks])
+    tokens = work.decode_requests
+    for count, _ in work.chunks:
+        tokens += count
+    return tokens

@@ -85,17 +85,22 @@ class Roofline(Steps):
         self._attention_flops = model.decode_attention_flops_per_pair
         self._kv_bytes = model.kv_bytes_per_token
         self._state_bytes = 2 * model.state_bytes
+        self._linear_flops = model.linear_flops_per_token
+        self._sampling_flops = model.sampling_flops_per_token
+        self._prefill_overhead_s = hardware.prefill_overhead_s
+        self._extra_s = [hardware.leap_extra_s(has_copies=has_copies) for has_copies in (False, True)]
+        """What a leap that is formed once takes beyond its steps, by whether there are copies."""
 
     def first_step(self, work: Work) -> tuple[float, float]:
         """Return FLOPs and bytes of a leap's first step."""
         model, decoding = self.model, work.decode_requests
-        tokens, flops, prefix = decoding, decoding * model.linear_flops_per_token, 0
+        tokens, flops, prefix = decoding, decoding * self._linear_flops, 0
         for count, start in work.chunks:
             tokens += count
             prefix += start
             flops += model.prefill_flops(count, start)
         flops += self._attention_flops * work.decode_context_tokens
-        flops += model.sampling_flops_per_token * (decoding + work.sampled_tokens) + self.experts.more_flops(tokens)
+        flops += self._sampling_flops * (decoding + work.sampled_tokens) + self.experts.more_flops(tokens)
         kv_bytes = self._kv_bytes * (prefix + tokens + work.decode_context_tokens)
         return flops, self.experts.weight_bytes(tokens) + kv_bytes + self._state_bytes * (decoding + len(work.chunks))
 
@@ -106,11 +111,14 @@ class Roofline(Steps):
         communication_s = self.communication.step_s(work)
         if work.chunks:
             launch_s = self.hardware.launch_s(len(work.chunks), work.decode_requests, has_copies=work.has_copies)
-            return max(max(compute_s, memory_s) + communication_s, launch_s) + self.hardware.prefill_overhead_s + self.overhead_s
+            return max(max(compute_s, memory_s) + communication_s, launch_s) + self._prefill_overhead_s + self.overhead_s
         compute_more_s = work.decode_requests * self._attention_flops / self._flops_per_s
         memory_more_s = work.decode_requests * self._kv_bytes / self._bytes_per_s
         seconds = _sum_of_larger(compute_s, compute_more_s, memory_s, memory_more_s, steps)
-        extra_s = self.hardware.leap_extra_s(work.times_formed(steps), has_copies=work.has_copies)
+        if work.forms_each_step:
+            extra_s = self.hardware.leap_extra_s(work.times_formed(steps), has_copies=work.has_copies)
+        else:
+            extra_s = self._extra_s[1 if work.has_copies else 0]
         return seconds + steps * (communication_s + self.overhead_s) + extra_s
 
 

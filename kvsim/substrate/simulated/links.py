@@ -1,13 +1,14 @@
 """Simulates links and disks by arithmetic on a virtual clock."""
 
+from array import array
 from collections import deque
 from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
-from simpy import Environment, Event
 
 from kvsim.engine.link_use import LinkUse
+from kvsim.substrate.simulated.agenda import Agenda, Happening, Moment
 from kvsim.substrate.simulated.ranks import Split
 
 
@@ -15,11 +16,11 @@ class Flow:
     """Bytes on their way through a channel. ``event`` triggers when they have arrived; its value is the number that did."""
 
     __slots__ = (
-        "bytes", "event", "unit_bytes", "split", "started_s", "ended_s", "joined_at", "is_cancelled", "request", "interval"
+        "bytes", "event", "unit_bytes", "split", "started_s", "ended_s", "joined_at", "is_cancelled", "request", "row"
     )  # fmt: skip
 
     def __init__(
-        self, n_bytes: float, event: Event, unit_bytes: int | None = None, split: Split | None = None, request: int = -1
+        self, n_bytes: float, event: Happening, unit_bytes: int | None = None, split: Split | None = None, request: int = -1
     ) -> None:
         self.bytes = n_bytes
         self.request = request
@@ -31,8 +32,22 @@ class Flow:
         """Times at which the first byte leaves and the last one arrives."""
         self.joined_at = 0.0
         self.is_cancelled = False
-        self.interval: list[float] = []
-        """Its row of ``LinkUse.intervals``, once its last byte has left."""
+        self.row = -1
+        """Where its row of ``LinkUse.intervals`` begins, once its last byte has left."""
+
+
+class _Timer(Moment):
+    """The end of the flow of a channel that ends first; void if another one has been set since."""
+
+    __slots__ = ("channel", "number")
+
+    def __init__(self, channel: "Channel", number: int) -> None:
+        self.channel = channel
+        self.number = number
+
+    def happen(self) -> None:
+        if self.number == self.channel.timers:
+            self.channel.first_ends()
 
 
 class Channel:
@@ -45,8 +60,8 @@ class Channel:
     Channels that share a total (``Total``) slow each other down while several of them are busy.
     """
 
-    def __init__(self, env: Environment, bytes_per_s: float, latency_s: float, *, is_shared: bool = False) -> None:
-        self.env = env
+    def __init__(self, agenda: Agenda, bytes_per_s: float, latency_s: float, *, is_shared: bool = False) -> None:
+        self.agenda = agenda
         self.bytes_per_s = bytes_per_s
         self.latency_s = latency_s
         self.is_shared = is_shared
@@ -63,8 +78,10 @@ class Channel:
         self._targets = 0.0
         """Sum over the active flows of the value of ``_served`` at which each ends."""
         self._queued_bytes = 0.0
-        self._timers = 0
-        self._intervals: list[list[float]] = []
+        self.timers = 0
+        """Number of timers set so far; only the last one counts."""
+        self._rows = array("d")
+        """Those of ``LinkUse.intervals``, one after another, in the order in which flows left."""
         self._arrived_s = 0.0
         """When the last byte of the flow that left last arrives. With fifo, the next interval begins no earlier."""
 
@@ -74,7 +91,7 @@ class Channel:
         Its value is the number of bytes that arrived or, with ``unit_bytes``, of whole units. A ``split`` occupies the channel
         for its ``work_bytes``, to be given as ``n_bytes``, and says what its ranks have moved by then.
         """
-        flow = Flow(n_bytes, self.env.event(), unit_bytes, split, request)
+        flow = Flow(n_bytes, Happening(self.agenda), unit_bytes, split, request)
         if self._active and not self.is_shared:
             self._queue.append(flow)
             self._queued_bytes += n_bytes
@@ -96,12 +113,12 @@ class Channel:
         self._advance()
         entry = next((entry for entry in self._active if entry[2] is flow), None)
         if entry is None:
-            _end_now(flow)
+            self._end_now(flow)
             return
         self._active.remove(entry)
         self._active.sort()
         n_bytes = self._served - flow.joined_at
-        self._leave(flow, n_bytes, self.env.now)
+        self._leave(flow, n_bytes, self.agenda.now)
         _end(flow, n_bytes)
 
     def queued_s(self) -> float:
@@ -113,7 +130,7 @@ class Channel:
 
     def _advance(self) -> None:
         """Update ``_served`` to the current time."""
-        now = self.env.now
+        now = self.agenda.now
         if self._active:
             self._served += (now - self._at) * self._rate / len(self._active)
         self._at = now
@@ -151,15 +168,16 @@ class Channel:
 
     def _set_timer(self) -> None:
         """Set a timer for the flow that ends first; earlier timers become void."""
-        self._timers += 1
+        self.timers += 1
         self._rate = self._current_rate()
         left = max(0.0, self._active[0][0] - self._served) * len(self._active) / self._rate
-        self.env.timeout(left, self._timers).callbacks.append(self._on_timer)
+        self.agenda.after(left, _Timer(self, self.timers))
 
-    def _on_timer(self, timer: Event) -> None:
-        if timer.value != self._timers or not self._active:
+    def first_ends(self) -> None:
+        """Let the flow leave that ends first, which it does now."""
+        if not self._active:
             return
-        now = self._at = self.env.now
+        now = self._at = self.agenda.now
         target, _, flow = heappop(self._active)
         self._served = target
         self._leave(flow, flow.bytes, now + self.latency_s)
@@ -173,23 +191,36 @@ class Channel:
         use.bytes += round(moved)
         use.transfers += 1
         start_s = flow.started_s if self.is_shared else min(max(flow.started_s, self._arrived_s), arrival_s)
-        flow.interval, self._arrived_s = [start_s, arrival_s, moved, flow.request], arrival_s
-        self._intervals.append(flow.interval)
+        flow.row, self._arrived_s = len(self._rows), arrival_s
+        self._rows.extend((start_s, arrival_s, moved, flow.request))
         if self._queue and not self._active:
             self._queued_bytes -= self._queue[0].bytes
             self._activate(self._queue.popleft())
         elif self._active:
             self._set_timer()
         else:
-            self._timers += 1
+            self.timers += 1
             for total, place in self.totals:
                 total.leave(place)
             self._notify_others()
 
+    def _end_now(self, flow: Flow) -> None:
+        """Trigger the callbacks of the event of a flow that has left now, instead of when its last byte arrives."""
+        late, now = flow.event, self.agenda.now
+        if flow.ended_s <= now:
+            return
+        flow.event = Happening(self.agenda)
+        flow.event.callbacks, late.callbacks = late.callbacks, []
+        rows, row = self._rows, flow.row
+        flow.ended_s = rows[row + 1] = now
+        rows[row] = min(rows[row], now)
+        flow.event.succeed(late.value)
+
     def used(self) -> LinkUse:
         """Return what the channel has carried so far. It is busy from a flow's first byte until the last one has arrived."""
         use = self.use
-        use.intervals = np.array(sorted(self._intervals), dtype=float).reshape(-1, 4)
+        rows = np.array(self._rows).reshape(-1, 4)
+        use.intervals = rows[np.lexsort(rows.T[::-1])]
         use.busy_s = covered_s(use.intervals)
         return use
 
@@ -243,23 +274,10 @@ def covered_s(intervals: np.ndarray) -> float:
 def _end(flow: Flow, n_bytes: float, delay_s: float = 0.0) -> None:
     """Trigger the flow's event after ``delay_s``, with the bytes, whole units or pages by rank that have arrived."""
     event = flow.event
-    flow.ended_s = event.env.now + delay_s
+    flow.ended_s = event.agenda.now + delay_s
     value: Any = n_bytes
     if flow.split is not None:
         value = flow.split.arrived(n_bytes)
     elif flow.unit_bytes is not None:
         value = int((n_bytes + 0.5) // flow.unit_bytes)
-    event._ok, event._value = True, value
-    event.env.schedule(event, delay=delay_s)
-
-
-def _end_now(flow: Flow) -> None:
-    """Trigger the callbacks of a flow's event now, instead of when its last byte arrives."""
-    late, env = flow.event, flow.event.env
-    if flow.ended_s <= env.now:
-        return
-    flow.event = env.event()
-    flow.event.callbacks, late.callbacks = late.callbacks, []
-    flow.ended_s = flow.interval[1] = env.now
-    flow.interval[0] = min(flow.interval[0], env.now)
-    flow.event.succeed(late.value)
+    event.succeed_after(delay_s, value)

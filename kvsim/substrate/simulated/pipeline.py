@@ -1,7 +1,6 @@
 """Steps that pass the stages of a pipeline, one behind the other."""
 
 from collections import deque
-from collections.abc import Callable
 from math import isnan
 
 from simpy import Environment, Event
@@ -12,15 +11,13 @@ from kvsim.model.spec import ModelSpec
 from kvsim.model.stages import layers_of_stages, stages_of
 from kvsim.substrate.simulated.communication import ACTIVATION_BYTES, Communication, tokens_of
 from kvsim.substrate.simulated.compute import step_times
+from kvsim.substrate.simulated.ends import Computed
 from kvsim.substrate.simulated.links import Flow
 from kvsim.substrate.simulated.warmth import WarmSteps
 
 SENT_TENSORS = 2
 """What a stage sends of each token: the hidden state and the residual (``IntermediateTensors`` in vLLM's
 ``model_executor/models/llama.py``, ``PPProxyTensors`` in SGLang's ``srt/model_executor/forward_batch_info.py``)."""
-
-Computed = Callable[[Work, float, float], None]
-"""Is told of a step, when its first layer is computed, and when it ends."""
 
 
 class StageTimes:
@@ -98,7 +95,7 @@ class Line:
             self._time_all()
 
         for flow in flows:
-            flow.event.callbacks.append(landed)
+            flow.event.then(landed)
         self._time_all()
         return passing.done
 

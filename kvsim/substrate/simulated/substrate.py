@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from math import isnan
-from typing import Any
+from typing import Any, cast
 
 from simpy import Environment, Event
 
@@ -15,8 +15,10 @@ from kvsim.engine.link_use import LinkUse
 from kvsim.engine.substrate import Work, request_of
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.model.spec import ModelSpec
+from kvsim.substrate.simulated.clock import VirtualClock
 from kvsim.substrate.simulated.communication import Communication
 from kvsim.substrate.simulated.compute import counts_repeated
+from kvsim.substrate.simulated.ends import Followed, Leap
 from kvsim.substrate.simulated.links import Flow
 from kvsim.substrate.simulated.noisy_steps import steps_of_run
 from kvsim.substrate.simulated.pipeline import Line, StageTimes
@@ -24,6 +26,24 @@ from kvsim.substrate.simulated.ranks import Ranks
 from kvsim.substrate.simulated.sending import Sending
 from kvsim.substrate.simulated.warmth import WarmSteps
 from kvsim.substrate.simulated.wiring import Wiring
+
+
+class Arrival:
+    """Takes note of the end of a transfer."""
+
+    __slots__ = ("flow", "flows", "transfer")
+
+    def __init__(self, flows: dict[Transfer, Flow], transfer: Transfer, flow: Flow) -> None:
+        self.flows = flows
+        self.transfer = transfer
+        self.flow = flow
+
+    def record(self, _: object) -> None:
+        """The transfer's event has happened."""
+        transfer, flow = self.transfer, self.flow
+        del self.flows[transfer]
+        if flow.split is not None:
+            transfer.has_fault = flow.split.failed and not transfer.goes_down and not isnan(flow.started_s)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -43,14 +63,16 @@ class SimulatedSubstrate:
         seed: int = 0,
         layout: Layout = ONE_ENGINE,
     ) -> None:
-        self.env = Environment()
+        clock = VirtualClock()
+        self.env: Environment = clock
+        self.agenda = clock.agenda
         self.page_tokens, self.page_bytes = page_tokens, model.page_bytes(page_tokens)
         self.layers = model.layers
         self.hardware = hardware
         self.steps = steps_of_run(model, hardware, seed=seed, engines=layout.engines)
         self._counts_repeated = counts_repeated(hardware)
         self.warm_steps = WarmSteps(self.steps, hardware, engines=layout.engines)
-        self.wiring = Wiring(self.env, hardware, self.page_bytes, model.attention_layers, layout, links)
+        self.wiring = Wiring(self.agenda, hardware, self.page_bytes, model.attention_layers, layout, links)
         self.channels = self.wiring.engines[0]
         """The channels of the first engine, by name."""
         self.ranks = Ranks(hardware, seed) if hardware.rank_jitter or hardware.rank_faults or hardware.noise else None
@@ -79,13 +101,8 @@ class SimulatedSubstrate:
             flow = self._send_by_rank(transfer, slot_bytes, self.ranks)
         self.flows[transfer] = flow
 
-        def arrived(_: Event) -> None:
-            del self.flows[transfer]
-            if flow.split is not None:
-                transfer.has_fault = flow.split.failed and not transfer.goes_down and not isnan(flow.started_s)
-
-        flow.event.callbacks.append(arrived)
-        return flow.event
+        flow.event.then(Arrival(self.flows, transfer, flow).record)
+        return cast(Event, flow.event)
 
     def _send_by_rank(self, transfer: Transfer, slot_bytes: int, ranks: Ranks) -> Flow:
         """Send a transfer that occupies its link until the slowest rank has ended."""
@@ -116,67 +133,31 @@ class SimulatedSubstrate:
             return self._compute_behind(work, flows)
         if work.max_steps > 1:
             return self._leap(work)
-        step_s = self.warm_steps.leap_s(work, 1, self.env.now)
+        now = self.agenda.now
+        step_s = self.warm_steps.leap_s(work, 1, now)
         if self.sending is not None:
-            self.sending.step(work, self.env.now + step_s / self.layers, self.env.now + step_s)
-        return self.env.timeout(step_s, 1)
+            self.sending.step(work, now + step_s / self.layers, now + step_s)
+        return cast(Event, self.agenda.timeout(step_s, 1))
 
     def _leap(self, work: Work) -> Event:
         """Take several steps in one event, unless ``work.stop`` triggers: then the leap ends at the next step boundary."""
-        began, done = self.env.now, self.env.event()
-
-        def stop(_: Event) -> None:
-            if not done.triggered:
-                now = self.env.now
-                steps, seconds = self.steps.steps_by(work, now - began, work.max_steps)
-                self._end_after(began + seconds - now, done, steps)
-
-        self._end_after(self.steps.leap_s(work, work.max_steps), done, work.max_steps)
+        leap = Leap(self.agenda, self.steps, work)
         if work.stop is not None:
             if work.stop.processed:
-                stop(work.stop)
+                leap.stop(work.stop)
             else:
-                work.stop.callbacks.append(stop)
-        return done
+                work.stop.callbacks.append(leap.stop)
+        return cast(Event, leap.done)
 
     def steps_done(self, work: Work, elapsed_s: float) -> int:
         steps, seconds = self.steps.steps_by(work, elapsed_s, work.max_steps)
         return steps if seconds <= elapsed_s and steps < work.max_steps else steps - 1
 
-    def _end_after(self, seconds: float, done: Event, steps: int) -> None:
-        """Trigger ``done`` with ``steps`` after some seconds, unless it has triggered before."""
-
-        def end(_: Event) -> None:
-            if not done.triggered:
-                done.succeed(steps)
-
-        self.env.timeout(max(0.0, seconds)).callbacks.append(end)
-
     def _compute_behind(self, work: Work, flows: list[Flow]) -> Event:
-        """Take one step while its loads land. Layers land evenly, so the step ends at the latest of three times.
-
-        start + all compute; first layer landed + all compute; last layer landed + one layer's compute
-        """
-        began, waiting, done = self.env.now, len(flows), self.env.event()
-        compute_s = self.warm_steps.leap_s(work, 1, began)
-
-        def landed(_: Event) -> None:
-            nonlocal waiting
-            waiting -= 1
-            if waiting:
-                return
-            end = began + compute_s
-            for flow in flows:
-                first = flow.started_s + (flow.ended_s - flow.started_s) / self.layers
-                end = max(end, first + compute_s, flow.ended_s + compute_s / self.layers)
-            if self.sending is not None:
-                self.sending.step(work, end - compute_s + compute_s / self.layers, max(end, self.env.now))
-            work.stalled_s = end - (began + compute_s)
-            self._end_after(end - self.env.now, done, 1)
-
-        for flow in flows:
-            flow.event.callbacks.append(landed)
-        return done
+        """Take one step while its loads land."""
+        compute_s = self.warm_steps.leap_s(work, 1, self.agenda.now)
+        computed = self.sending.step if self.sending is not None else None
+        return cast(Event, Followed(self.agenda, work, flows, compute_s, self.layers, computed).done)
 
     def hand_over(self, send: Send) -> Event:
         assert self.sending is not None

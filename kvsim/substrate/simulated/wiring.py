@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 
-from simpy import Environment
-
 from kvsim.core.tier import DISK, GPU, Edge, Tier
 from kvsim.core.transfer import Transfer
 from kvsim.engine.layout import Layout
 from kvsim.engine.link_use import LinkUse
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.hardware.tier_kinds import LEVELS
+from kvsim.substrate.simulated.agenda import Agenda
 from kvsim.substrate.simulated.links import Channel, Total
 
 Rate = tuple[float, float]
@@ -26,9 +25,9 @@ class Wiring:
     the other end.
     """
 
-    def __init__(self, env: Environment, hardware: HardwareSpec, page_bytes: int, layers: int, layout: Layout, mode: str) -> None:
+    def __init__(self, agenda: Agenda, hardware: HardwareSpec, page_bytes: int, layers: int, layout: Layout, mode: str) -> None:
         """``layers`` are those with attention; ``mode`` is ``fifo`` or ``shared``."""
-        self.env = env
+        self.agenda = agenda
         self._is_shared = mode == "shared"
         self._read, self._write, disk_total = disk_rates(hardware, page_bytes)
         self._down, self._up, total = host_link(hardware, page_bytes / layers / hardware.stage_gpus)
@@ -56,7 +55,7 @@ class Wiring:
             return self.engines[source.owner][name]
         if target.level == GPU:
             return self.engines[target.owner][name]
-        lower = max(source, target, key=lambda tier: tier.level)
+        lower = source if source.level >= target.level else target
         return self.stores[lower.level, lower.owner][name]
 
     def used(self) -> list[LinkUse]:
@@ -66,7 +65,7 @@ class Wiring:
         return [channel.used() for channel in channels if channel.use.transfers]
 
     def _make(self, name: str, owner: int, rate: Rate) -> Channel:
-        channel = Channel(self.env, *rate, is_shared=self._is_shared)
+        channel = Channel(self.agenda, *rate, is_shared=self._is_shared)
         channel.use.name, channel.use.owner = name, owner
         return channel
 

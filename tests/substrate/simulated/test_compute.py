@@ -1,7 +1,5 @@
 """The roofline: a step takes as long as its FLOPs or its memory traffic, whichever is longer, and an overhead."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +8,7 @@ from kvsim.engine.substrate import Work
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.model.spec import ModelSpec
 from kvsim.substrate.simulated.compute import Roofline
+from tests.substrate.simulated.works import altered
 
 MODEL = ModelSpec(layers=1, hidden_size=2, vocabulary=5, heads=2, kv_heads=1, head_dim=1, mlp_width=3)
 """Attention 12 weights, MLP 18, lm_head 10: 60 FLOPs a token and 20 for one that is sampled, 8 a pair, 4 bytes of KV a token,
@@ -71,16 +70,16 @@ def test_decode_steps_in_a_row_have_the_overhead_of_a_leap_once_and_prefill_has_
 def test_steps_of_a_leap_that_are_formed_one_by_one_have_the_overhead_of_a_leap_each() -> None:
     decode = Work(decode_requests=1, decode_context_tokens=0, has_copies=True)
     known, leaping = roofline(overhead_s=1.0), roofline(overhead_s=1.0, leap_overhead_s=7.0, copy_leap_s=20.0)
-    each = replace(decode, forms_each_step=True)
+    each = altered(decode, forms_each_step=True)
     assert [leaping.leap_s(each, steps) - known.leap_s(decode, steps) for steps in (1, 2, 5)] == [27, 34, 55]
 
 
 def test_copies_that_begin_with_a_step_delay_its_launch() -> None:
     chunk, decode = Work(chunks=[(1, 0)], has_copies=True), Work(decode_requests=1, has_copies=True)
     steps = roofline(launch_s=50.0, copy_launch_s=30.0, copy_leap_s=20.0, leap_overhead_s=7.0)
-    assert steps.leap_s(chunk, 1) == 80 and steps.leap_s(replace(chunk, has_copies=False), 1) == 60 + 8
+    assert steps.leap_s(chunk, 1) == 80 and steps.leap_s(altered(chunk, has_copies=False), 1) == 60 + 8
     assert roofline(launch_s=30.0, copy_launch_s=30.0).leap_s(chunk, 1) == 60 + 8, "the GPU takes longer"
-    alone = replace(decode, has_copies=False)
+    alone = altered(decode, has_copies=False)
     assert [steps.leap_s(decode, count) - steps.leap_s(alone, count) for count in (1, 5)] == [20, 20]
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simpy import Environment
 
+from kvsim.substrate.simulated.clock import VirtualClock
 from kvsim.substrate.simulated.links import Channel, Flow, Total
 
 Plan = list[tuple[float, float]]
@@ -28,8 +28,8 @@ class Bench:
     """
 
     def __init__(self, *rates: float, totals: Totals = (), is_shared: bool = False, latency_s: float = 0.0) -> None:
-        self.env = Environment()
-        self.channels = [Channel(self.env, rate, latency_s, is_shared=is_shared) for rate in rates or (10.0,)]
+        self.env = VirtualClock()
+        self.channels = [Channel(self.env.agenda, rate, latency_s, is_shared=is_shared) for rate in rates or (10.0,)]
         for total, among in totals:
             Total(total, *[self.channels[number] for number in among])
         self.flows: dict[str, Flow] = {}

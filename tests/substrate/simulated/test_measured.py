@@ -113,12 +113,13 @@ def test_a_step_with_prefill_takes_its_launch_at_least_and_a_decode_step_does_no
 
 
 def test_copies_that_begin_with_a_measured_step_delay_its_launch() -> None:
-    chunk, decode = Work(chunks=[(10, 0)]), Work(decode_requests=1, decode_context_tokens=1)
+    chunk: dict[str, Any] = {"chunks": [(10, 0)]}
+    decode = {"decode_requests": 1, "decode_context_tokens": 1}
     hardware = machine(compute_curves=ComputeCurves(**CURVES), prefill_launch_s=1e6, copy_launch_s=7.0, copy_leap_s=3.0)
     steps = step_times(MODEL, hardware)
     for work, count, more_s in ((chunk, 1, 7.0), (decode, 1, 3.0), (decode, 5, 3.0)):
-        copying = replace(work, has_copies=True)
-        assert steps.leap_s(copying, count) - steps.leap_s(work, count) == pytest.approx(more_s)
+        copying, alone = Work(**work, has_copies=True), Work(**work)
+        assert steps.leap_s(copying, count) - steps.leap_s(alone, count) == pytest.approx(more_s)
 
 
 def test_repeated_context_takes_its_share_of_the_time() -> None:
@@ -234,7 +235,7 @@ def test_channels_have_the_rates_of_the_runs_pages() -> None:
         "gpu-disk": (2, 0.625),
     }
     both = [channels["cpu-gpu"].send(375.0), channels["gpu-cpu"].send(225.0)]
-    channels["cpu-gpu"].env.run()
+    channels["cpu-gpu"].agenda.play()
     assert [flow.ended_s for flow in both] == pytest.approx([10.25, 10.5])  # 37.5 and 22.5 bytes a second
 
 
@@ -242,7 +243,7 @@ def test_a_disk_that_reads_and_writes_at_once_carries_no_more_than_was_measured(
     disk = DiskCurves(read=[[4, 16, 8.0]], write=[[4, 16, 4.0]], both=[[4, 16, 6.0]])
     channels = SimulatedSubstrate(MODEL, machine(disk_curves=disk, disk_latency_s=0.0), 2, links="fifo").channels
     flows = [channels["disk-cpu"].send(40.0), channels["cpu-disk"].send(24.0)]
-    channels["disk-cpu"].env.run()
+    channels["disk-cpu"].agenda.play()
     assert [flow.ended_s for flow in flows] == pytest.approx([10.0, 11.0])  # 4 and 2 bytes a second; then 4 for the last 4
 
 
@@ -277,7 +278,7 @@ def test_what_goes_straight_to_the_disk_takes_its_part_of_the_host_link() -> Non
     """100 bytes a second to the GPU, 150 both ways: loads from CPU and disk get 5/6 of 100 and of 20, and go on alone."""
     channels = SimulatedSubstrate(MODEL, machine(host_latency_s=0.0, disk_latency_s=0.0), 2, links="fifo").channels
     flows = [channels["cpu-gpu"].send(1000.0), channels["disk-gpu"].send(100.0)]
-    channels["cpu-gpu"].env.run()
+    channels["cpu-gpu"].agenda.play()
     assert [flow.ended_s for flow in flows] == pytest.approx([6 + 500 / 100, 6.0])
 
 

@@ -16,6 +16,7 @@ from kvsim.substrate.simulated.noise import KINDS, OF_LINKS, Factors, NoiseSourc
 from kvsim.substrate.simulated.noisy_steps import steps_of_run
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from tests.engine.small import HARDWARE, MODEL, ask, small_engine
+from tests.substrate.simulated.works import altered
 
 TWICE = Variation(each=[[0, 2.0], [1, 2.0]])
 """Everything takes twice the expected time."""
@@ -94,7 +95,7 @@ def test_each_step_of_a_leap_has_its_factor() -> None:
         [step_s * (1 + more) for more in expected], rel=1e-6
     )
     assert steps.steps_by(DECODE, ends[2] + 1e-9, 6) == (4, steps.leap_s(DECODE, 4))
-    later = replace(DECODE, decode_step=5)
+    later = altered(DECODE, decode_step=5)
     assert steps.leap_s(later, 1) == pytest.approx(ends[2] - ends[1]), "the same step, in a leap that begins with it"
 
 
@@ -109,18 +110,18 @@ def test_prefill_takes_its_computation_or_its_launch_each_with_its_factor() -> N
 def test_launches_of_further_chunks_and_of_what_decodes_have_the_same_factor() -> None:
     spec = machine(noise=Noise(launches=TWICE), prefill_launch_s=40.0, chunk_launch_s=3.0, decode_launch_s=0.5)
     steps = steps_of_run(MODEL, spec, seed=0, engines=1)
-    assert steps.leap_s(replace(CHUNK, chunks=CHUNK.chunks * 3), 1) == pytest.approx(2 * (40 + 2 * 3))
-    assert steps.leap_s(replace(CHUNK, decode_requests=7, decode_context_tokens=7), 1) == pytest.approx(2 * 40.5)
+    assert steps.leap_s(altered(CHUNK, chunks=CHUNK.chunks * 3), 1) == pytest.approx(2 * (40 + 2 * 3))
+    assert steps.leap_s(altered(CHUNK, decode_requests=7, decode_context_tokens=7), 1) == pytest.approx(2 * 40.5)
 
 
 def test_what_copies_add_has_the_factor_of_a_launch_or_of_the_first_step_of_a_leap() -> None:
     noise = Noise(launches=TWICE, decode_steps=TWICE)
     spec = machine(noise=noise, prefill_launch_s=40.0, copy_launch_s=3.0, leap_overhead_s=1.0, copy_leap_s=4.0)
     steps = steps_of_run(MODEL, spec, seed=0, engines=1)
-    assert steps.leap_s(replace(CHUNK, has_copies=True), 1) == pytest.approx(2 * 43)
+    assert steps.leap_s(altered(CHUNK, has_copies=True), 1) == pytest.approx(2 * 43)
     for count in (1, 3, 50):
         alone_s, expected_s = steps.leap_s(DECODE, count), step_times(MODEL, machine(leap_overhead_s=1.0)).leap_s(DECODE, count)
-        assert steps.leap_s(replace(DECODE, has_copies=True), count) - alone_s == pytest.approx(2 * 4)
+        assert steps.leap_s(altered(DECODE, has_copies=True), count) - alone_s == pytest.approx(2 * 4)
         assert alone_s == pytest.approx(2 * expected_s, rel=0.2), "a leap's later steps have the excess of the first"
 
 
@@ -129,7 +130,7 @@ def test_steps_of_a_leap_that_are_formed_one_by_one_have_their_own_factors_throu
     noise = Noise(decode_steps=EVEN)
     steps = steps_of_run(MODEL, machine(noise=noise, leap_overhead_s=3.0, memory_bytes_per_s=1e30), seed=1, engines=1)
     each = Work(decode_requests=1, forms_each_step=True)
-    one_by_one = [steps.leap_s(replace(each, decode_step=number), 1) for number in range(5)]
+    one_by_one = [steps.leap_s(altered(each, decode_step=number), 1) for number in range(5)]
     assert steps.leap_s(each, 5) == pytest.approx(sum(one_by_one), rel=1e-2) and len(set(one_by_one)) == 5
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simpy import Environment
 
 from kvsim.hardware.spec import HardwareSpec, RankFault
+from kvsim.substrate.simulated.clock import VirtualClock
 from kvsim.substrate.simulated.links import Channel
 from kvsim.substrate.simulated.ranks import Ranks, Split
 
@@ -39,8 +39,8 @@ Results = list[tuple[float, list[int]]]
 
 
 def carried(plans: list[Plan], *, pages_per_s: int = 1, is_shared: bool = False) -> tuple[Results, Channel]:
-    env = Environment()
-    channel = Channel(env, pages_per_s * PAGE, 0.0, is_shared=is_shared)
+    env = VirtualClock()
+    channel = Channel(env.agenda, pages_per_s * PAGE, 0.0, is_shared=is_shared)
     results: Results = [(0.0, [])] * len(plans)
 
     def send(number: int, plan: Plan) -> None:
