@@ -48,7 +48,8 @@ def start(asked: Asked) -> None:
         record = train(plan, trace, settings, line, say=status.update)
     print_training(record, console)
     console.print(f"\n{plan.output}: {MODEL} train.json", highlight=False)
-    console.print(f"kvsim replay eviction=learned eviction.path={plan.output / MODEL}", highlight=False)
+    use = f"kvsim replay eviction=learned eviction.path={shlex.quote(str(plan.output / MODEL))}"
+    console.print(use, highlight=False, soft_wrap=True)
 
 
 def print_training(record: RunRecord, console: Console) -> None:

@@ -21,7 +21,7 @@ from kvsim.policies.eviction.learned import Learned
 from kvsim.policies.eviction.lru import LRU
 from kvsim.results.fields import SCHEMA
 from kvsim.results.rates import ratio
-from kvsim.results.result import RunRecord, installed_versions, plain, to_json
+from kvsim.results.result import RunRecord, installed_versions, plain, to_json, warmup_requests
 from kvsim.run import play
 from kvsim.trace.base import Trace
 from kvsim.trace.memory import content_of
@@ -59,7 +59,7 @@ def train(plan: Plan, trace: Trace, settings: TrainSettings, command_line: str |
     part are in no array that a model is fitted to, and what they use again counts as never used.
     """
     requests = trace.requests
-    count = round(settings.part * len(requests))
+    count = len(requests) if settings.part == 1 else warmup_requests(settings.part, len(requests))
     if not count:
         raise UsageError(f"train.part={settings.part} leaves none of {len(requests)} requests: increase it")
     known = list(requests[:count])

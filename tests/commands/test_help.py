@@ -27,8 +27,8 @@ def test_help_of_a_run_lists_groups_settings_and_flags(command: str, capsys: pyt
 @pytest.mark.parametrize("command", WITH_HELP)
 def test_settings_without_effect_are_left_out(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, command, "--help")
-    assert ("  replay.in_flight=1" in text) == (command in ("replay", "shadow", "leaderboard"))
-    assert ("  scheduling " in text) == (command in ("simulate", "validate", "saturate", "plan", "serve"))
+    assert ("  replay.in_flight=1" in text) == (command in ("replay", "shadow", "leaderboard", "train"))
+    assert ("  scheduling " in text) == (command in ("simulate", "validate", "saturate", "plan", "serve", "leaderboard"))
     assert "hydra." not in text
 
 

@@ -82,7 +82,7 @@ def test_no_policy_is_named_outside_its_family_but_as_a_default_or_a_bound() -> 
     named = {
         name.rpartition(".")[0].removeprefix("kvsim.policies.")
         for module in modules()
-        if room_of(module) not in ("policies", "commands", "calibration")
+        if room_of(module) not in ("policies", "commands", "calibration", "training")
         for name in imported(module)
         if re.fullmatch(r"kvsim\.policies\.[a-z]+\.[a-z_0-9]+\.\w+", name)
     }

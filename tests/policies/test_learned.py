@@ -120,9 +120,9 @@ def test_no_model_is_one_line(content: str | None, tmp_path: Path, capsys: pytes
 
 
 def test_the_model_that_comes_with_kvsim_hits_more_than_lru_on_traffic_of_its_kind() -> None:
-    trace = kvsim.load_trace("synthetic", sessions=200, seed=7)
-    hits = {name: kvsim.replay(trace, "tiers.gpu.capacity=12000pages", eviction=name).hit_rate for name in ("lru", "learned")}
-    assert hits["learned"] > hits["lru"] + 0.02
+    trace = kvsim.load_trace("synthetic", sessions=300, seed=3)
+    hits = {name: kvsim.replay(trace, "tiers.gpu.capacity=8000pages", eviction=name).hit_rate for name in ("lru", "learned")}
+    assert hits["learned"] > hits["lru"] + 0.04
 
 
 def test_a_changed_file_is_another_run(tmp_path: Path) -> None:
