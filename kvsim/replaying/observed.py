@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from kvsim.core.request import Request
 from kvsim.core.serving import NEVER_FITS, Hits, Server
-from kvsim.engine.outcome import Outcome
-from kvsim.replaying.replay import Replay
+from kvsim.engine.outcome import Outcome, tier_names
+from kvsim.replaying.replay import Replay, Rows
 from kvsim.replaying.settings import ReplaySettings
 
 ENDED, COMPUTED, GROWN, FORMED, PREEMPTED, RESUMED, ADMITTED = range(7)
@@ -65,7 +65,7 @@ class ObservedReplay(Replay):
         self.now_s = 0.0
         """The time of what happens now."""
 
-    def run_observed(self, requests: list[Request], moments: Moments) -> Outcome:
+    def run_observed(self, requests: Sequence[Request], moments: Moments) -> Outcome:
         """Play the requests; those that are not played, or can never fit, are rejected."""
         began = perf_counter()
         self._requests, self._moments = requests, moments
@@ -96,7 +96,9 @@ class ObservedReplay(Replay):
             heappush(self._events, (at_s, FORMED, 0, 0, 0))
         while self._events:
             self._happen(heappop(self._events))
-        return self._outcome(requests, self._rows, perf_counter() - began)
+        rows = Rows(len(tier_names(self.server.tiers)))
+        rows.add(self._rows)
+        return self._outcome(requests, rows, perf_counter() - began)
 
     def _note(self, at_s: float, what: int, number: int, amount: int = 0) -> None:
         heappush(self._events, (at_s, what, number, self._preemptions[number], amount))
