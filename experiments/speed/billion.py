@@ -1,19 +1,20 @@
-"""Is a trace of more than a billion page accesses replayed in minutes, and in memory that does not grow with it?
+"""Is a trace of more than a billion page accesses replayed in minutes, and in memory that does not grow with its accesses?
 
-The trace is generated. Its size is that of the traces published with "When Fancy Eviction Fails" (arXiv:2609.28870), both
-together: 843,365 requests, 1.26 billion accesses to blocks of 16 tokens. Prompts have 1,494 blocks on average, about 212 of them
-new, as there, and go on from a common beginning, from an earlier turn, or from the middle of one. Claims:
+The trace is generated. It has the size of the two published with "When Fancy Eviction Fails: Rethinking Cache Replacement For
+LLM Prefix Reuse" (arXiv:2609.28870) together: 843,365 requests with 1.26 billion accesses to blocks of 16 tokens, of which 179
+million are distinct. A prompt goes on from a common beginning, from the turn before it, or from the middle of that one.
+Claims, of one tier of 2,000,000 pages and LRU, from the file of the trace to the files of the result:
 
-time      read, stored, replayed through LRU on one tier and written to its files within 10 minutes of processor time
-memory    one tenth of the requests and all of them, in the same tier: the peak grows by less than 250 bytes per request
+time      at most 10 minutes of processor time for a replay
+memory    with ten times the requests, the peak is larger by less than 250 bytes for each request that is more
 
-``--share`` measures a part of the trace only, to which the time is compared in proportion. Exits with 1 if a claim fails. Every
-measurement is a process of its own; its table is billion.md.
+With ``--share``, that part of the requests and a tenth of it are measured, the time is compared in proportion, and the memory is
+not judged: short traces stay in memory. Each run is a process of its own. Exits with 1 if a claim fails. New measurements replace
+those of the same build in billion.json; billion.md shows both builds.
 """
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -21,14 +22,18 @@ from argparse import ArgumentParser
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, strftime
 
 import numpy as np
-from results import machine
+from measure import Yardstick
+from results import Row, Section, machine, print_rows, read_results, write_results, write_table
+from rich.console import Console
 
 from kvsim.installation import build_name
 
 HERE = Path(__file__).resolve().parent
+YARDSTICK = HERE.parents[2] / "shared" / "tools" / "yardstick.py"
+TRACE = HERE.parents[2] / "shared" / "traces" / "mooncake_conversation_trace.jsonl.gz"
 REQUESTS = 843_365
 SPAN_S = 604_800.0
 BLOCK_TOKENS = 16
@@ -40,10 +45,19 @@ NEW_BLOCKS = 212
 ENDS = 0.18
 """Share of requests that begin a conversation anew."""
 GOES_BACK = 0.1
-"""Share of the others that go on from the middle of an earlier turn."""
+"""Share of the others that go on from the middle of the turn before them."""
 CAPACITY = "2000000pages"
+COMMANDS = {"replay": "Replay", "simulate": "Simulation"}
 MOST_S = 600.0
 MOST_BYTES_PER_REQUEST = 250
+ABOUT = (
+    "# A billion page accesses",
+    "",
+    "Measured by `python experiments/speed/billion.py`. The trace is generated, with the size of the two published with",
+    "arXiv:2609.28870 together. It goes through LRU on one tier of 2,000,000 pages. Processor time and memory are those of the",
+    "whole command, in a process of its own: reading the trace, storing it, playing it, and writing a table with a row for each",
+    "request and a page.",
+)
 
 Extents = list[tuple[int, int]]
 
@@ -104,58 +118,96 @@ class Measured:
     megabytes: float
     """Size of the trace file."""
     processor_s: float
+    """Of the whole command."""
     elapsed_s: float
     peak_bytes: int
     load_s: float
-    replay_s: float
+    """Seconds to read the trace, as the result says."""
+    run_s: float
+    """Seconds to play it, likewise."""
     page_hit_rate: float
 
 
-def measure(trace: Path, requests: int, accesses: int, command: str) -> Measured:
-    """Run kvsim once over a trace in a process of its own."""
+def measure(share: float, command: str) -> Measured:
+    """Run kvsim once over a part of the trace, in a process of its own."""
+    requests = round(REQUESTS * share)
     with tempfile.TemporaryDirectory() as folder:
+        trace, output = Path(folder) / "trace.jsonl", Path(folder) / "run"
+        accesses = write_trace(trace, requests)
         words = ["trace=mooncake", f"trace.path={trace}", f"trace.block_tokens={BLOCK_TOKENS}", f"page_tokens={BLOCK_TOKENS}",
-                 f"tiers.gpu.capacity={CAPACITY}", f"output={folder}/run"]  # fmt: skip
-        before, began = resource.getrusage(resource.RUSAGE_CHILDREN), perf_counter()
+                 f"tiers.gpu.capacity={CAPACITY}", f"output={output}"]  # fmt: skip
+        began = perf_counter()
         program = subprocess.Popen([sys.executable, "-m", "kvsim", command, *words], stdout=subprocess.DEVNULL)
         _, status, used = os.wait4(program.pid, 0)
         elapsed_s = perf_counter() - began
         if status:
             sys.exit(f"kvsim {command} failed")
-        result = json.loads((Path(folder) / "run" / "result.json").read_text())
-    del before
-    return Measured(
-        requests=requests,
-        accesses=accesses,
-        megabytes=trace.stat().st_size / 1e6,
-        processor_s=used.ru_utime + used.ru_stime,
-        elapsed_s=elapsed_s,
-        peak_bytes=used.ru_maxrss * 1024,
-        load_s=float(result["load_s"]),
-        replay_s=float(result["wall_s"]),
-        page_hit_rate=float(result["page_hit_rate"]),
-    )
+        result = json.loads((output / "result.json").read_text())
+        return Measured(
+            requests=requests,
+            accesses=accesses,
+            megabytes=trace.stat().st_size / 1e6,
+            processor_s=used.ru_utime + used.ru_stime,
+            elapsed_s=elapsed_s,
+            peak_bytes=used.ru_maxrss * 1024,
+            load_s=float(result["load_s"]),
+            run_s=float(result["wall_s"]),
+            page_hit_rate=float(result["page_hit_rate"]),
+        )
+
+
+def rows_of(command: str, small: Measured, large: Measured, share: float) -> list[Row]:
+    """Judge two runs."""
+    most_s = MOST_S * share
+    per_request = (large.peak_bytes - small.peak_bytes) / (large.requests - small.requests)
+    is_claimed = command == "replay"
+    return [
+        Row(what="requests", measured=f"{large.requests:,}"),
+        Row(what="page accesses", measured=f"{large.accesses:,}"),
+        Row(what="trace file", measured=f"{large.megabytes:,.0f} MB"),
+        Row(what="page hit rate", measured=f"{large.page_hit_rate:.2%}"),
+        Row(what="processor time", measured=f"{large.processor_s:.0f} s", claim=f"<= {most_s:.0f} s" if is_claimed else "",
+            holds=large.processor_s <= most_s if is_claimed else None),
+        Row(what="page accesses per second of it", measured=f"{large.accesses / large.processor_s / 1e6:.1f} million"),
+        Row(what="elapsed: trace read", measured=f"{large.load_s:.0f} s"),
+        Row(what="elapsed: played", measured=f"{large.run_s:.0f} s"),
+        Row(what="elapsed: all", measured=f"{large.elapsed_s:.0f} s"),
+        Row(what="peak memory", measured=f"{large.peak_bytes / 1e6:.0f} MB"),
+        Row(what=f"with {small.requests:,} requests", measured=f"{small.peak_bytes / 1e6:.0f} MB"),
+        Row(what="memory for each request more", measured=f"{per_request:.0f} bytes",
+            claim=f"<= {MOST_BYTES_PER_REQUEST} bytes" if share == 1 else "",
+            holds=per_request <= MOST_BYTES_PER_REQUEST if share == 1 else None),
+    ]  # fmt: skip
 
 
 def main() -> int:
     """Measure, print and write the table. Returns 1 if a claim fails."""
     parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--share", type=float, default=1.0, help="part of the requests that is measured")
-    parser.add_argument("--command", default="replay")
+    parser.add_argument("--share", type=float, default=1.0, help="part of the requests that is measured (1)")
+    parser.add_argument("--only", choices=tuple(COMMANDS), default="replay", help="what to measure (replay)")
+    parser.add_argument("--output", type=Path, default=HERE, help="folder of billion.json and billion.md (this one)")
     parser.add_argument("--make", type=Path, help="only write the trace, to this file")
     options = parser.parse_args()
     if options.make:
-        print(f"{write_trace(options.make, round(REQUESTS * options.share)):,} accesses")
+        print(f"{write_trace(options.make, round(REQUESTS * options.share)):,} page accesses")
         return 0
-    runs = []
-    for share in (options.share / 10, options.share):
-        requests = round(REQUESTS * share)
-        with tempfile.TemporaryDirectory() as folder:
-            trace = Path(folder) / "trace.jsonl"
-            runs.append(measure(trace, requests, write_trace(trace, requests), options.command))
-    for run in runs:
-        print(run, machine, build_name())
-    return 0
+    yardstick = Yardstick(program=YARDSTICK, trace=TRACE)
+    is_there = YARDSTICK.exists() and TRACE.exists()
+    if is_there:
+        yardstick.measure()
+    small, large = (measure(share, options.only) for share in (options.share / 10, options.share))
+    if is_there:
+        yardstick.measure()
+    title = COMMANDS[options.only] + (f" of {options.share:.0%}" if options.share < 1 else "")
+    rows = rows_of(options.only, small, large, options.share)
+    print_rows(Console(), title, rows)
+    results = read_results(options.output / "billion.json")
+    section = Section(when=strftime("%Y-%m-%d"), machine=machine(), yardstick=yardstick.rates, rows=rows)
+    results.setdefault(build_name(), {})[title] = section
+    write_results(options.output / "billion.json", results)
+    titles = dict.fromkeys(title for sections in results.values() for title in sections)
+    write_table(options.output / "billion.md", results, titles, ABOUT)
+    return int(any(row.holds is False for row in rows))
 
 
 if __name__ == "__main__":
