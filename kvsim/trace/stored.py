@@ -110,9 +110,17 @@ class StoredRequests(ReadRequests):
 
     def __getitem__(self, index: int | slice) -> Request | list[Request]:
         if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(self._length))]
+            start, stop, step = index.indices(self._length)
+            return self._between(start, stop) if step == 1 else [self[at] for at in range(start, stop, step)]
         at = range(self._length)[index]
         return self._read(at // PART)[at % PART]
+
+    def _between(self, start: int, stop: int) -> list[Request]:
+        found: list[Request] = []
+        for part in range(start // PART, -(-stop // PART)):
+            first = part * PART
+            found += self._read(part)[max(0, start - first) : max(0, stop - first)]
+        return found
 
     def __iter__(self) -> Iterator[Request]:
         for part in range(-(-self._length // PART)):

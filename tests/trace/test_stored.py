@@ -74,6 +74,8 @@ def test_what_is_read_is_what_was_stored(requests: list[Request]) -> None:
     assert len(found) == len(known)
     assert described(found) == described(known) == described(found), "twice"
     assert described(found[3:15:2]) == described(known[3:15:2])
+    for cut in (slice(None), slice(3, 9), slice(-5, None), slice(7, 2), slice(0, 4), slice(50, 60)):
+        assert described(found[cut]) == described(known[cut])
     assert [described([found[at]]) for at in range(-len(known), len(known))] == [described([one]) for one in known + known]
     for name in (*FIELDS, "index"):
         assert list(map(repr, values_of(found, name))) == list(map(repr, values_of(known, name)))
