@@ -46,17 +46,20 @@ ENDS = 0.18
 """Share of requests that begin a conversation anew."""
 GOES_BACK = 0.1
 """Share of the others that go on from the middle of the turn before them."""
-CAPACITY = "2000000pages"
 COMMANDS = {"replay": "Replay", "simulate": "Simulation"}
+TIERS = {
+    "replay": ["tiers.gpu.capacity=2000000pages"],
+    "simulate": ["tiers.gpu.capacity=auto", "tiers.cpu.capacity=2000000pages"],
+}
 MOST_S = 600.0
 MOST_BYTES_PER_REQUEST = 250
 ABOUT = (
     "# A billion page accesses",
     "",
     "Measured by `python experiments/speed/billion.py`. The trace is generated, with the size of the two published with",
-    "arXiv:2609.28870 together. It goes through LRU on one tier of 2,000,000 pages. Processor time and memory are those of the",
-    "whole command, in a process of its own: reading the trace, storing it, playing it, and writing a table with a row for each",
-    "request and a page.",
+    "arXiv:2609.28870 together. It goes through LRU on one tier of 2,000,000 pages; in a simulation, these are CPU memory below",
+    "a GPU. Processor time and memory are those of the whole command, in a process of its own: reading the trace, storing it,",
+    "playing it, and writing a table with a row for each request and a page.",
 )
 
 Extents = list[tuple[int, int]]
@@ -135,7 +138,7 @@ def measure(share: float, command: str) -> Measured:
         trace, output = Path(folder) / "trace.jsonl", Path(folder) / "run"
         accesses = write_trace(trace, requests)
         words = ["trace=mooncake", f"trace.path={trace}", f"trace.block_tokens={BLOCK_TOKENS}", f"page_tokens={BLOCK_TOKENS}",
-                 f"tiers.gpu.capacity={CAPACITY}", f"output={output}"]  # fmt: skip
+                 *TIERS[command], f"output={output}"]  # fmt: skip
         began = perf_counter()
         program = subprocess.Popen([sys.executable, "-m", "kvsim", command, *words], stdout=subprocess.DEVNULL)
         _, status, used = os.wait4(program.pid, 0)
