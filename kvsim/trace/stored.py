@@ -5,11 +5,12 @@ import os
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from itertools import chain, islice, repeat
 from operator import attrgetter, is_
 from tempfile import TemporaryFile, gettempdir
-from typing import Any, overload
+from typing import IO, Any, overload
 from weakref import finalize
 
 import numpy as np
@@ -47,7 +48,7 @@ class StoredRequests(ReadRequests):
         self._parts: OrderedDict[int, list[Request]] = OrderedDict()
         try:
             self._file = TemporaryFile(prefix="kvsim-")  # noqa: SIM115  # as long as this object
-            finalize(self, self._file.close)
+            finalize(self, _close, self._file)
             left = iter(requests)
             while part := list(islice(left, PART)):
                 self._write(part)
@@ -163,6 +164,11 @@ class StoredRequests(ReadRequests):
                 found[int(place[position]) - first] = request
             self._parts.clear()  # their requests are changed
             yield from filter(None, found)
+
+
+def _close(file: IO[bytes]) -> None:
+    with suppress(OSError):  # what could not be written before cannot be written now
+        file.close()
 
 
 def gathered(requests: Iterable[Request]) -> list[Request] | StoredRequests:

@@ -1,5 +1,6 @@
 """Requests of a long trace, in a file."""
 
+import gc
 import json
 import pickle
 import tracemalloc
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvsim.cli import main
 from kvsim.core.request import Request, Reset
 from kvsim.core.requests import fixed, values_of
 from kvsim.errors import UsageError
@@ -143,6 +145,16 @@ def test_a_folder_without_room_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(stored, "TemporaryFile", no_room)
     with pytest.raises(UsageError, match=r"cannot be stored in .*: No space left on device; set TMPDIR"):
         StoredRequests(conversations(requests=3))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_disk_that_is_full_is_one_line(monkeypatch: pytest.MonkeyPatch, write: Callable[..., str], capsys: Any) -> None:
+    monkeypatch.setattr(stored, "TemporaryFile", lambda **_: open("/dev/full", "r+b"))  # noqa: SIM115
+    path = write(*HASHED)
+    assert main(["replay", "trace=mooncake", f"trace.path={path}", "trace.block_tokens=16", "tiers.gpu.capacity=99pages"]) == 2
+    gc.collect()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and "No space left on device; set TMPDIR" in lines[0]
 
 
 # --- readers ---
