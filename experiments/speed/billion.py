@@ -142,8 +142,8 @@ def measure(share: float, command: str) -> Measured:
         began = perf_counter()
         program = subprocess.Popen([sys.executable, "-m", "kvsim", command, *words], stdout=subprocess.DEVNULL)
         _, status, used = os.wait4(program.pid, 0)
-        elapsed_s = perf_counter() - began
-        if status:
+        elapsed_s, program.returncode = perf_counter() - began, os.waitstatus_to_exitcode(status)
+        if program.returncode:
             sys.exit(f"kvsim {command} failed")
         result = json.loads((output / "result.json").read_text())
         return Measured(
