@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvsim.core.requests import values_of
 from kvsim.core.tier import GPU
 from kvsim.hardware.tier_kinds import kind_of
 
@@ -88,7 +89,7 @@ class PolicyContext:
     def require(self, attribute: str, meaning: str) -> None:
         """Raise ValueError if ``attribute`` has its default value in every request of the trace."""
         unsaid = type(self.requests[0]).__dataclass_fields__[attribute].default if self.requests else None
-        if self.requests and all(getattr(request, attribute) == unsaid for request in self.requests):
+        if self.requests and all(value == unsaid for value in values_of(self.requests, attribute)):
             raise ValueError(f"needs {meaning}, which this trace does not have: choose another trace or policy")
 
     def host_load_s(self, pages: int) -> float:

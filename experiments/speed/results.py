@@ -3,7 +3,7 @@
 import json
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,6 +14,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+ABOUT = (
+    "# Speed",
+    "",
+    "Measured by `python experiments/speed/run.py`, once with kvsim in pure Python and once compiled. A rate is a multiple",
+    "of the yardstick's, with requests per second in brackets: the best of five runs of each (fewer where the counts below",
+    "say so), taken in turn, each in a process of its own and without reading the trace. For the sweep too the best run",
+    "counts, for memory the worst. A hit is a prompt page whose predecessors hit as well, counted once.",
+)
 VERDICTS = {True: "holds", False: "FAILS", None: ""}
 
 
@@ -84,16 +92,9 @@ def write_results(path: Path, results: Results) -> None:
     path.write_text(json.dumps(plain, indent=1) + "\n")
 
 
-def write_table(path: Path, results: Results, titles: Iterable[str]) -> None:
-    """Write all rows as Markdown, the builds side by side, with date and machine of each section."""
-    lines = [
-        "# Speed",
-        "",
-        "Measured by `python experiments/speed/run.py`, once with kvsim in pure Python and once compiled. A rate is a multiple",
-        "of the yardstick's, with requests per second in brackets: the best of five runs of each (fewer where the counts below",
-        "say so), taken in turn, each in a process of its own and without reading the trace. For the sweep too the best run",
-        "counts, for memory the worst. A hit is a prompt page whose predecessors hit as well, counted once.",
-    ]
+def write_table(path: Path, results: Results, titles: Iterable[str], about: Sequence[str] = ABOUT) -> None:
+    """Write all rows as Markdown, the builds side by side, with date and machine of each section, below lines about them."""
+    lines = list(about)
     for title in titles:
         measured = {build: sections[title] for build, sections in results.items() if title in sections}
         if measured:

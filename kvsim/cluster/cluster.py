@@ -1,6 +1,6 @@
 """One or more engines on one clock: requests arrive, a router chooses an engine, engines fail and come back."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, isnan
 from time import perf_counter
@@ -14,6 +14,7 @@ from kvsim.cluster.router import Report, Router
 from kvsim.cluster.totals import outcome_of
 from kvsim.core.fan_out import TOGETHER, FanOut
 from kvsim.core.request import Request, Reset
+from kvsim.core.requests import values_of
 from kvsim.core.serving import ServedCache
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.transfer import Transfer
@@ -91,7 +92,8 @@ class Cluster(Frontend):
         self.caches: list[ServedCache] = list(dict.fromkeys([engine.cache for engine in engines]))
         self.is_done = False
         self._all_ended = self.env.event()
-        self._followers: dict[int, list[Request]] = {}
+        self._followers: dict[int, list[int]] = {}
+        """Requests that arrive after the end of another one, by their indices."""
         self._samples_left: dict[int, int] = {}
         """Samples that have not ended, by request, of requests with several whose prompt has been computed, or that are apart."""
         self._apart: dict[int, Request] = {}
@@ -117,7 +119,7 @@ class Cluster(Frontend):
 
     # --- a run -------------------------------------------------------------------------------------------------------
 
-    def run(self, requests: list[Request], advance: Callable[[int], None] | None = None) -> Outcome:
+    def run(self, requests: Sequence[Request], advance: Callable[[int], None] | None = None) -> Outcome:
         """Serve all requests; ``advance`` is called with the number ended so far. Raises RuntimeError if some never end."""
         began = perf_counter()
         self._advance = advance
@@ -134,7 +136,7 @@ class Cluster(Frontend):
             raise RuntimeError(f"{self._unfinished} requests are stuck: {self._where()}")
         return outcome_of(self.book, self.engines, self.layout, ended_s, wall_s)
 
-    def start(self, requests: list[Request]) -> None:
+    def start(self, requests: Sequence[Request]) -> None:
         """Begin a run: the clock is about to start."""
         self.book = Book(requests)
         self._unfinished = len(requests)
@@ -142,9 +144,9 @@ class Cluster(Frontend):
         movers = dict.fromkeys([engine.mover for engine in self.engines])
         for mover in movers:
             mover.watches.append(Landings(self.book, self.env))
-        for request in requests:
-            if request.after >= 0:
-                self._followers.setdefault(request.after, []).append(request)
+        for index, after in zip(values_of(requests, "index"), values_of(requests, "after"), strict=True):
+            if after >= 0:
+                self._followers.setdefault(after, []).append(index)
         self.env.process(self._arrivals(due_in_order(requests, self.engines[0].settings.reset_at_s)))
         self.engines[0].substrate.on_loss(self.lose)
         for failure in self.failures:
@@ -169,7 +171,7 @@ class Cluster(Frontend):
 
     # --- arrivals ----------------------------------------------------------------------------------------------------
 
-    def _arrivals(self, due: "list[tuple[float, Request | Reset]]") -> Any:
+    def _arrivals(self, due: "Iterable[tuple[float, Request | Reset]]") -> Any:
         env = self.env
         for time_s, what in due:
             while time_s > env.now:  # once more if the sum was rounded down: before ``time_s``, nothing may be delivered
@@ -306,7 +308,8 @@ class Cluster(Frontend):
             self._wake_all()
         if self._advance:
             self._advance(len(self.book.requests) - self._unfinished)
-        for follower in self._followers.pop(index, ()):
+        for number in self._followers.pop(index, ()):
+            follower = self.book.requests[number]
             arrival = self.env.timeout(follower.delay_s, follower)
             arrival.callbacks.append(lambda event: self._arrive(event.value))
         if self._homeless:

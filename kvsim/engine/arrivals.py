@@ -1,25 +1,34 @@
 """When requests and resets are due."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import isnan
-from operator import itemgetter
+
+import numpy as np
 
 from kvsim.core.request import Request, Reset
+from kvsim.core.requests import values_of
 
 
-def due_in_order(requests: Sequence[Request], reset_at_s: Sequence[float]) -> "list[tuple[float, Request | Reset]]":
-    """Return the arrivals that wait for no other request and the resets that have a time, each with that time, in order.
+def due_in_order(requests: Sequence[Request], reset_at_s: Sequence[float]) -> "Iterator[tuple[float, Request | Reset]]":
+    """Yield the arrivals that wait for no other request and the resets that have a time, each with that time, in order.
 
-    At the same time, a reset comes before the request that it belongs to, and before all requests if it belongs to none.
+    At the same time, a reset comes before the request that it belongs to, and before all requests if it belongs to none. A
+    request is asked for when it is due.
     """
-    due: list[tuple[float, int, int, Request | Reset]] = [
-        (time_s, -1, number, Reset("drain", time_s)) for number, time_s in enumerate(reset_at_s)
-    ]
-    for request in requests:
-        if request.resets:
-            timed = [reset for reset in request.resets if not isnan(reset.at_s)]
-            due += [(reset.at_s, request.index, number - len(timed), reset) for number, reset in enumerate(timed)]
-        if request.after < 0:
-            due.append((request.arrival_s, request.index, 0, request))
-    due.sort(key=itemgetter(0, 1, 2))
-    return [(time_s, what) for time_s, _, _, what in due]
+    resets: list[Reset] = [Reset("drain", time_s) for time_s in reset_at_s]
+    before = [-1] * len(resets)
+    """The position of the request that each reset belongs to; -1: none."""
+    for position, own in enumerate(values_of(requests, "resets")):
+        timed = [reset for reset in own if not isnan(reset.at_s)]
+        resets += timed
+        before += [position] * len(timed)
+    after = np.fromiter(values_of(requests, "after"), np.int64, len(requests))
+    arrivals = np.fromiter(values_of(requests, "arrival_s"), np.float64, len(requests))
+    free = np.flatnonzero(after < 0)
+    times = np.concatenate((np.array([reset.at_s for reset in resets], dtype=np.float64), arrivals[free]))
+    places = np.concatenate((np.array(before, dtype=np.int64), free))
+    is_request = np.arange(len(times)) >= len(resets)
+    for at in np.lexsort((is_request, places, times)):
+        number = int(at)
+        what = requests[int(places[number])] if number >= len(resets) else resets[number]
+        yield float(times[number]), what

@@ -15,19 +15,18 @@ from kvsim.engine.read_times import ReadTimes
 
 
 class Book:
-    """What has become of each request. ``columns`` has a list for each recorded row of ``COLUMNS``: one entry per request, in
-    trace order. Where requests come and go (``keep_rows``), it has a dictionary instead, by the request's index."""
+    """What has become of each request. ``columns`` has an array of numbers for each recorded row of ``COLUMNS``, or a list of
+    what each tier has: one entry per request, in trace order. Where requests come and go (``keep_rows``), it has a dictionary
+    instead, by the request's index."""
 
-    def __init__(self, requests: list[Request]) -> None:
+    def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = requests
-        self.columns: dict[str, Any] = {
-            column.name: [() if column.is_by_tier else column.missing] * len(requests) for column in COLUMNS if column.is_recorded
-        }
+        self.columns: dict[str, Any] = {column.name: column.blank(len(requests)) for column in COLUMNS if column.is_recorded}
         self.read_times = ReadTimes()
 
     def keep_rows(self) -> None:
         """Begin without requests, to be told of each with ``add`` before it arrives, and with ``forget`` after its end."""
-        self.requests = []
+        self.requests = ()
         self.columns = {column.name: {} for column in COLUMNS if column.is_recorded}
 
     def add(self, index: int) -> None:

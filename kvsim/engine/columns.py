@@ -5,6 +5,7 @@ reference read it. A new column is a row here and the line that fills it: a form
 ``Book.columns`` where the engine knows the value.
 """
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.core.request import Request
+from kvsim.core.requests import values_of
 from kvsim.engine.outcome import FINISHED, REJECTED
 
 if TYPE_CHECKING:
@@ -74,6 +76,12 @@ class Column:
             return [self.heading or self.name]
         return [self.heading.replace(TIER, tier) for tier in (tiers[1:] if self.is_below_gpu else tiers)]
 
+    def blank(self, requests: int) -> Any:
+        """Return what values are recorded in, one by one, by position, where nothing is known yet."""
+        if self.is_by_tier:
+            return [()] * requests
+        return array("d" if isinstance(self.missing, float) else "q", [self.missing]) * requests
+
     def array(self, values: Sequence[Any] | np.ndarray | None, requests: int, tiers: int) -> np.ndarray:
         """Return recorded values as an array; without values, and for tiers that a row leaves out, what is missing."""
         width = tiers - self.is_below_gpu
@@ -103,7 +111,12 @@ def recorded(requests: Sequence[Request], tiers: int, known: Mapping[str, Sequen
 
 def prompt_tokens(outcome: "Outcome") -> np.ndarray:
     """Return the prompt tokens of each request."""
-    return np.array([request.prompt_tokens for request in outcome.requests], dtype=np.int64)
+    return of_requests(outcome, "prompt_tokens")
+
+
+def of_requests(outcome: "Outcome", name: str) -> np.ndarray:
+    """Return a field of all requests of a run that is a whole number."""
+    return np.fromiter(values_of(outcome.requests, name), np.int64, len(outcome.requests))
 
 
 def hit_tokens(outcome: "Outcome", prompts: np.ndarray | None = None) -> np.ndarray:
@@ -132,7 +145,7 @@ COLUMNS: list[Column] = [
     Column(
         name="prompt_pages", kind=int, unit="pages", missing=-1, is_recorded=False, is_of_trace=True, compared=SAME,
         is_logged=False, meaning="pages of its prompt",
-        of=lambda outcome: [request.prompt_pages for request in outcome.requests],
+        of=lambda outcome: of_requests(outcome, "prompt_pages"),
     ),
     Column(
         name="hit_pages", heading="hit_pages_{tier}", kind=int, unit="pages", missing=0, has_gaps=False, compared=COMPARED,
@@ -145,7 +158,7 @@ COLUMNS: list[Column] = [
     Column(
         name="output_tokens", kind=int, unit="tokens", missing=-1, is_recorded=False, is_of_trace=True, compared=SAME,
         meaning="tokens of its answer; with several samples, of each",
-        of=lambda outcome: [request.output_tokens for request in outcome.requests],
+        of=lambda outcome: of_requests(outcome, "output_tokens"),
     ),
     Column(
         name="hit_tokens", heading="hit_tokens_{tier}", kind=int, unit="tokens", missing=0, has_gaps=False, is_recorded=False,
@@ -201,16 +214,16 @@ COLUMNS: list[Column] = [
     Column(
         name="session", kind=int, missing=-1, is_recorded=False, is_of_trace=True,
         meaning="number of its conversation, if the trace has any",
-        of=lambda outcome: [request.session for request in outcome.requests],
+        of=lambda outcome: of_requests(outcome, "session"),
     ),
     Column(
         name="turn", kind=int, missing=-1, is_recorded=False, is_of_trace=True,
         meaning="its position in the conversation, from 0",
-        of=lambda outcome: [request.turn if request.session >= 0 else -1 for request in outcome.requests],
+        of=lambda outcome: np.where(of_requests(outcome, "session") >= 0, of_requests(outcome, "turn"), -1),
     ),
     Column(
         name="type", kind=str, missing="", is_recorded=False, is_of_trace=True, meaning="its type, if the trace names one",
-        of=lambda outcome: [request.kind for request in outcome.requests],
+        of=lambda outcome: list(values_of(outcome.requests, "kind")),
     ),
     Column(name="queue_s", unit="s", meaning="the [phases](#phases) that `ttft_s` consists of: in the queue"),
     Column(name="load_s", unit="s", meaning="then with pages still being loaded"),

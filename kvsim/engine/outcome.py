@@ -8,6 +8,7 @@ import numpy as np
 
 from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
+from kvsim.core.requests import values_of
 from kvsim.core.serving import ServedCache, Server
 from kvsim.core.tier import Tier
 from kvsim.engine.link_use import LinkUse
@@ -81,7 +82,7 @@ class Outcome:
     if the run has no clock (replay) or the request was rejected; a rejected request has no hits.
     """
 
-    requests: list[Request]
+    requests: Sequence[Request]
     page_tokens: int
     columns: dict[str, np.ndarray]
     tiers: dict[str, TierUse]
@@ -192,7 +193,7 @@ def tiers_listed(names: Iterable[str]) -> tuple[str, ...]:
     return (*ALWAYS, *[name for name in dict.fromkeys(names) if name not in ALWAYS])
 
 
-def describe_caches(caches: Sequence[ServedCache | Server], requests: list[Request], hit_pages: np.ndarray) -> dict[str, Any]:
+def describe_caches(caches: Sequence[ServedCache | Server], requests: Sequence[Request], hit_pages: np.ndarray) -> dict[str, Any]:
     """Return the fields of an outcome that come from the caches, after a run over these requests. Tiers of a kind are summed.
 
     ``hit_pages`` are those of each request.
@@ -216,7 +217,7 @@ def describe_caches(caches: Sequence[ServedCache | Server], requests: list[Reque
         checkpoints = summed([checkpoints, cache.describe_checkpoints()])
         if (known_there := cache.pages_known()) is not None:
             known_pages = np.zeros(len(requests), dtype=np.int64) if known_pages is None else known_pages
-            known_pages += np.array([known_there.get(r.index, 0) for r in requests], dtype=np.int64)
+            known_pages += np.array([known_there.get(index, 0) for index in values_of(requests, "index")], dtype=np.int64)
     return {
         "tiers": dict(sorted(tiers.items(), key=lambda item: names.index(item[0]))),
         "placement": summed([asdict(cache.counts) for cache in caches]),

@@ -8,6 +8,7 @@ from kvsim.bounds.lru_curve import usable_pages
 from kvsim.core.answers import refused, whole_number
 from kvsim.core.copies import Counts
 from kvsim.core.request import Request
+from kvsim.core.requests import values_of
 from kvsim.core.rules import Rules
 from kvsim.core.serving import Server
 from kvsim.core.tier import Tier
@@ -58,15 +59,16 @@ class BypassTier(Server):
         self.page_tokens = page_tokens
         self._policy = policy
         self._policy_name = eviction_policy(tier)
-        self._too_large = {request for request, pages in zip(requests, taken, strict=True) if pages > largest_pages}
-        served = [request for request in requests if request not in self._too_large]
+        indices = values_of(requests, "index")
+        self._too_large = {index for index, pages in zip(indices, taken, strict=True) if pages > largest_pages}
+        served = [request for request in requests if request.index not in self._too_large]
         usable = usable_pages(served, page_tokens, rules.recompute_last_token)
         self._cache_output = rules.cache_output
         policy.prepare([with_answer(request) for request in served] if rules.cache_output else served, usable)
 
     def serve(self, request: Request, pages: int, now: float) -> BypassLease | None:
         """Serve a request, and let the policy decide what stays. None if it needs too many pages."""
-        if request in self._too_large:
+        if request.index in self._too_large:
             return None
         tier = self.tiers[0]
         pool = tier.pool

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from kvsim.core.request import Request
 from kvsim.core.serving import NEVER_FITS, Hits, Server
-from kvsim.engine.outcome import Outcome
-from kvsim.replaying.replay import Replay
+from kvsim.engine.outcome import Outcome, tier_names
+from kvsim.replaying.replay import Replay, Rows
 from kvsim.replaying.settings import ReplaySettings
 
 ENDED, COMPUTED, GROWN, FORMED, PREEMPTED, RESUMED, LOOKED_UP, ADMITTED = range(8)
@@ -71,7 +71,7 @@ class ObservedReplay(Replay):
         self.now_s = 0.0
         """The time of what happens now."""
 
-    def run_observed(self, requests: list[Request], moments: Moments) -> Outcome:
+    def run_observed(self, requests: Sequence[Request], moments: Moments) -> Outcome:
         """Play the requests; those that are not played, or can never fit, are rejected."""
         began = perf_counter()
         self._requests, self._moments = requests, moments
@@ -118,7 +118,9 @@ class ObservedReplay(Replay):
                 self._end_pass()
             self._happen(heappop(self._events))
         self._end_pass()
-        return self._outcome(requests, self._rows, perf_counter() - began)
+        rows = Rows(len(tier_names(self.server.tiers)))
+        rows.add(self._rows)
+        return self._outcome(requests, rows, perf_counter() - began)
 
     def _end_pass(self) -> None:
         """All that happens at a time has happened."""

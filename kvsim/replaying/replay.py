@@ -1,13 +1,17 @@
 """Replay: plays requests one after another, without a clock, for hit rates at full speed."""
 
+from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from kvsim.core.request import Request, Reset
+from kvsim.core.requests import values_of
 from kvsim.core.serving import NEVER_FITS, Hits, Server
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.engine.columns import recorded
@@ -17,6 +21,30 @@ from kvsim.replaying.settings import ReplaySettings
 from kvsim.replaying.steps import SteppedServer
 
 ADVANCE_EVERY = 512
+
+
+class Rows:
+    """What has become of the requests played so far: a few bytes of each."""
+
+    def __init__(self, tiers: int) -> None:
+        self.tiers = tiers
+        self.status = array("b")
+        """FINISHED or REJECTED."""
+        self.hit_pages = array("q")
+        """Hit pages by tier, ``tiers`` numbers of each request; 0 if it was rejected."""
+
+    def __len__(self) -> int:
+        return len(self.status)
+
+    def add(self, rows: Iterable[Hits | None]) -> None:
+        """Take in the hits of the next requests by tier, from the top down; lower tiers may be left out. None: rejected."""
+        width, status, hit_pages = self.tiers, self.status, self.hit_pages
+        for row in rows:
+            status.append(REJECTED if row is None else FINISHED)
+            hits = row or ()
+            hit_pages.extend(hits)
+            if len(hits) < width:
+                hit_pages.extend((0,) * (width - len(hits)))
 
 
 class Replay:
@@ -30,7 +58,7 @@ class Replay:
 
     def run(
         self,
-        requests: list[Request],
+        requests: Sequence[Request],
         advance: Callable[[int], None] | None = None,
         inspect: Callable[[Any, str], None] | None = None,
         *,
@@ -44,10 +72,10 @@ class Replay:
         if inspect and each_step:
             self.server = SteppedServer(self.server, partial(inspect, self.server))
         began = perf_counter()
-        rows: list[Hits | None] = []
+        rows = Rows(len(tier_names(self.server.tiers)))
         with without_garbage_collector():
             for start in range(0, len(requests), ADVANCE_EVERY):
-                rows += self.play(requests[start : start + ADVANCE_EVERY])
+                rows.add(self.play(requests[start : start + ADVANCE_EVERY]))
                 if advance:
                     advance(len(rows))
             if inspect and not each_step:
@@ -57,7 +85,7 @@ class Replay:
             wall_s = perf_counter() - began
         return self._outcome(requests, rows, wall_s)
 
-    def play(self, requests: list[Request]) -> list[Hits | None]:
+    def play(self, requests: Sequence[Request]) -> list[Hits | None]:
         """Play the next requests. Returns the hit pages of each by tier; None for a request that can never fit."""
         live, page_tokens = self.live, self.server.page_tokens
         in_flight, hold_output = self.settings.in_flight, self.settings.hold_output
@@ -87,13 +115,13 @@ class Replay:
                 self.server.finish_request(self.live.popleft())
             self.server.reset()
 
-    def _outcome(self, requests: list[Request], rows: list[Hits | None], wall_s: float) -> Outcome:
-        known: dict[str, list[Any]] = {
-            "status": [REJECTED if row is None else FINISHED for row in rows],
-            "hit_pages": [row or () for row in rows],
-            "arrival_s": [request.arrival_s for request in requests],
+    def _outcome(self, requests: Sequence[Request], rows: Rows, wall_s: float) -> Outcome:
+        known: dict[str, Any] = {
+            "status": rows.status,
+            "hit_pages": np.array(rows.hit_pages, dtype=np.int64),
+            "arrival_s": np.fromiter(values_of(requests, "arrival_s"), np.float64, len(requests)),
         }
-        columns = recorded(requests, len(tier_names(self.server.tiers)), known)
+        columns = recorded(requests, rows.tiers, known)
         return Outcome(
             requests=requests,
             page_tokens=self.server.page_tokens,

@@ -2,7 +2,7 @@
 ``result.json``."""
 
 import gzip
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, islice
@@ -73,15 +73,24 @@ def write_run(
 def request_lines(outcome: Outcome) -> Iterator[str]:
     """Yield the lines of ``requests.csv.gz``: a header, then one row per request, including the warm-up."""
     headings: list[str] = []
-    cells: list[str | list[Any]] = []
+    cells: list[str] = []
+    varied: list[tuple[Column, np.ndarray]] = []
     for column in COLUMNS:
         if column.exists is None or column.exists(outcome):
             values = np.asarray(outcome.columns[column.name] if column.of is None else column.of(outcome))
             headings += column.headings(outcome.tier_names)
-            cells += [_cells(column, one) for one in (values.T if column.is_by_tier else [values])]
-    template = ",".join(column if isinstance(column, str) else "%s" for column in cells)
-    lines = map(template.__mod__, zip(*(column for column in cells if not isinstance(column, str)), strict=True))
-    return chain([",".join(headings)], lines)
+            for one in values.T if column.is_by_tier else [values]:
+                same = _same_cell(column, one)
+                cells.append("%s" if same is None else same)
+                varied += [(column, one)] if same is None else []
+    return chain([",".join(headings)], _rows(",".join(cells), varied, len(outcome.requests)))
+
+
+def _rows(template: str, varied: Sequence[tuple[Column, np.ndarray]], requests: int) -> Iterator[str]:
+    """Yield rows by a template, which lacks the cells of these columns; only the next few are in memory as text."""
+    for start in range(0, requests, ROWS_AT_ONCE):
+        cells = [_cells(column, values[start : start + ROWS_AT_ONCE]) for column, values in varied]
+        yield from map(template.__mod__, zip(*cells, strict=True))
 
 
 def _write_lines(file: BinaryIO, lines: Iterable[str]) -> None:
@@ -92,25 +101,34 @@ def _write_lines(file: BinaryIO, lines: Iterable[str]) -> None:
             packed.write(("\n".join(some) + "\n").encode())
 
 
-def _cells(column: Column, values: np.ndarray) -> str | list[Any]:
-    """Return the cells of a column; a single text where all of several rows are equal."""
-    if column.is_of_trace and values.dtype != object:
-        return _cells_of_trace(column, values.dtype.str, values.tobytes())
-    if not column.has_gaps:
-        is_missing = np.zeros(len(values), bool)
-    else:
-        is_missing = np.isnan(values) if values.dtype.kind == "f" else values == column.missing
+def _same_cell(column: Column, values: np.ndarray) -> str | None:
+    """Return the cell of a column where all of several rows are equal, for a template; None where they are not."""
+    is_missing = _is_missing(column, values)
     if len(values) > 1 and (is_missing.all() or not is_missing.any() and (values == values[0]).all()):
         return "" if is_missing[0] else _text(values[:1].tolist()[0]).replace("%", "%%")
+    return None
+
+
+def _is_missing(column: Column, values: np.ndarray) -> np.ndarray:
+    """Tell which values of a column are written as an empty cell."""
+    if not column.has_gaps:
+        return np.zeros(len(values), bool)
+    return np.asarray(np.isnan(values) if values.dtype.kind == "f" else values == column.missing)
+
+
+def _cells(column: Column, values: np.ndarray) -> list[Any]:
+    """Return the cells of some rows of a column."""
+    if column.is_of_trace and values.dtype != object:
+        return _cells_of_trace(column, values.dtype.str, values.tobytes())
+    is_missing = _is_missing(column, values)
     texts = list(map(_text, values.tolist())) if values.dtype.kind == "U" else values.tolist()
     return ["" if gap else cell for gap, cell in zip(is_missing.tolist(), texts, strict=True)] if is_missing.any() else texts
 
 
-@lru_cache(maxsize=16)
-def _cells_of_trace(column: Column, kind: str, values: bytes) -> str | list[Any]:
-    """Return the cells of a column that all runs over a trace share, as text; cached."""
-    cells = _cells(replace(column, is_of_trace=False), np.frombuffer(values, kind))
-    return cells if isinstance(cells, str) else list(map(str, cells))
+@lru_cache(maxsize=128)
+def _cells_of_trace(column: Column, kind: str, values: bytes) -> list[str]:
+    """Return the cells of a column that all runs over a trace share, as text; cached, for traces of up to 80,000 requests."""
+    return list(map(str, _cells(replace(column, is_of_trace=False), np.frombuffer(values, kind))))
 
 
 def _text(cell: Any) -> str:

@@ -87,11 +87,11 @@ def _while_waiting(outcome: Outcome, known: np.ndarray) -> Waiting:
     """
     arrival_s, start_s = outcome.arrival_s[known], (outcome.arrival_s + outcome.columns["queue_s"])[known]
     end_s = np.maximum(start_s, (outcome.arrival_s + outcome.e2e_s)[known])
-    requests = [outcome.requests[index] for index in np.flatnonzero(known).tolist()]
+    requests = map(outcome.requests.__getitem__, np.flatnonzero(known).tolist())
     own = np.array([request.pages_in_all(outcome.page_tokens) for request in requests]) - outcome.hit_pages[known, 0]
     times = np.unique(np.concatenate((arrival_s, start_s, end_s)))
     held = _sums(times, start_s, own) - _sums(times, end_s, own)
-    ones = np.ones(len(requests))
+    ones = np.ones(len(own))
     waiting = (_sums(times, arrival_s, ones) - _sums(times, start_s, ones))[:-1]
     capacity = outcome.tiers[GPU].capacity_pages if GPU in outcome.tiers else None
     is_full = held[:-1] >= FULL * capacity if capacity is not None else np.zeros(len(times) - 1)

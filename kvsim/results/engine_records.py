@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from kvsim.engine.columns import of_requests
 from kvsim.engine.link_use import LinkUse
 from kvsim.engine.outcome import EngineUse, Outcome
 from kvsim.results.rates import link_record, ratio, spread
@@ -150,7 +151,7 @@ def imbalance(
     if not outcome.engines:
         return None
     computed = prompts - hits.sum(axis=1)
-    answers = np.array([request.output_tokens * request.samples for request in outcome.requests], np.int64)
+    answers = of_requests(outcome, "output_tokens") * of_requests(outcome, "samples")
     found = {}
     for role in dict.fromkeys([use.role for use in outcome.engines]):
         pool = [use for use in outcome.engines if use.role == role]

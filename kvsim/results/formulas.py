@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.engine.columns import hit_tokens, prompt_tokens
+from kvsim.engine.columns import hit_tokens, of_requests, prompt_tokens
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.results.rates import ratio, span_s, spread
 from kvsim.results.slo import Slo
@@ -52,7 +52,7 @@ class Basis:
     @cached_property
     def prompt_pages(self) -> np.ndarray:
         """Prompt pages of each request."""
-        return np.array([request.prompt_pages for request in self.outcome.requests], dtype=np.int64)
+        return of_requests(self.outcome, "prompt_pages")
 
     def by_tier(self, values: np.ndarray) -> dict[str, int]:
         """Return the sums over the requests that count, by tier."""
@@ -84,7 +84,7 @@ def throughput(run: Basis) -> dict[str, float | None]:
     """
     outcome = run.outcome
     timed, seconds = run.served & ~np.isnan(outcome.e2e_s), span_s(outcome, run.served)
-    output = sum(outcome.requests[i].output_tokens * outcome.requests[i].samples for i in np.flatnonzero(timed).tolist())
+    output = int((of_requests(outcome, "output_tokens") * of_requests(outcome, "samples"))[timed].sum())
     arrived = outcome.arrival_s[run.counted]
     between = arrived.max() - arrived.min() if arrived.size and not np.isnan(outcome.ttft_s).all() else 0.0
     rates = (

@@ -3,23 +3,19 @@
 Goodput as in Zhong et al.: DistServe (OSDI 2024): requests per second that meet every objective.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from kvsim.core.request import Request
+from kvsim.core.requests import values_of
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.numbers import Real, check_settings
 from kvsim.results.rates import ratio, span_s, spread
 
-CLASSES: dict[str, Callable[[Request], str]] = {
-    "type": lambda request: request.kind,
-    "tenant": lambda request: request.tenant,
-    "priority": lambda request: str(request.priority),
-}
-"""What divides requests into classes, with the name of a request's class."""
+CLASSES = {"type": "kind", "tenant": "tenant", "priority": "priority"}
+"""What divides requests into classes, and the field of a request that names its class."""
 NOT_TOLD = ("", "0")
 """Names for the class of a request that has none in the trace."""
 
@@ -72,8 +68,8 @@ def _attainment(met: np.ndarray, counted: np.ndarray) -> float | None:
 
 def _classes(outcome: Outcome, met: np.ndarray, counted: np.ndarray) -> Iterator[dict[str, Any]]:
     """Yield a record for each class of requests, in order of name, for each division that the trace has."""
-    for by, name_of in CLASSES.items():
-        names = [name_of(request) for request in outcome.requests]
+    for by, field in CLASSES.items():
+        names = list(map(str, values_of(outcome.requests, field)))
         if set(names) <= set(NOT_TOLD):
             continue
         of_name: dict[str, list[int]] = {}

@@ -1,6 +1,6 @@
 """What a configuration attains without load: every request of a trace runs alone, one after another."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import nan
 
@@ -23,7 +23,7 @@ def run_alone(plan: Plan, watch: Watch = unwatched) -> Result:
     return execute("simulate", plan, replace(trace, requests=one_by_one(trace.requests)), watch=watch)
 
 
-def one_by_one(requests: list[Request]) -> list[Request]:
+def one_by_one(requests: Sequence[Request]) -> list[Request]:
     """Return the requests such that each waits for the one before it and for ``PAUSE_S``."""
     return [
         replace(

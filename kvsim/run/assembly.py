@@ -14,6 +14,7 @@ from kvsim.core.cache import Cache
 from kvsim.core.fan_out import TOGETHER
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
+from kvsim.core.requests import fixed
 from kvsim.core.rules import CacheSetup, HybridSettings, Rules
 from kvsim.core.serving import ServedCache
 from kvsim.core.tier import Edge, Tier, chain
@@ -137,7 +138,7 @@ def context(plan: Plan, requests: Sequence[Request], tier: Tier, upper: Tier | N
         states_apart=plan.states is not None,
         model=plan.model,
         hardware=plan.hardware,
-        requests=tuple(requests),
+        requests=fixed(requests),
         empty_cache=lambda tier: Cache([tier], [], Rules(), plan.page_tokens),
         rng=np.random.default_rng(seed),
     )

@@ -160,7 +160,7 @@ class Curves:
         self.capacities = _capacities(plan, settings.capacities)
         self.policies = {name: policy_maker(name) for name in (*settings.policies, "belady") if name != "lru"}
 
-    def load(self, requests: list[Request]) -> None:
+    def load(self, requests: Sequence[Request]) -> None:
         """Set the trace and compute LRU's curve of it.
 
         Raises UsageError for a capacity that fits no request, and for resets, images and persistent prompts.

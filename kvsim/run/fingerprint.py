@@ -14,6 +14,7 @@ import xxhash
 from kvsim.bounds.limits import not_bounded
 from kvsim.core.fan_out import TOGETHER
 from kvsim.core.request import Request
+from kvsim.core.requests import values_of
 from kvsim.plans.plan import Plan
 from kvsim.trace.base import update_with_file
 
@@ -38,7 +39,7 @@ def bound_names(plan: Plan, requests: Sequence[Request]) -> dict[str, str]:
     """
     if plan.model.is_hybrid or not_bounded(requests):
         return {}
-    if plan.rules.cache_output and any(request.sample_output_runs for request in requests):
+    if plan.rules.cache_output and any(values_of(requests, "sample_output_runs")):
         return {}
     room = plan.tiers[0].capacity_pages
     too_large = 0

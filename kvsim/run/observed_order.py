@@ -1,5 +1,7 @@
 """Hits of a plan's cache if requests are admitted, and overlap, as they did in a real run."""
 
+from collections.abc import Sequence
+
 from kvsim.core.request import Request
 from kvsim.engine.outcome import Outcome
 from kvsim.plans.plan import Plan
@@ -12,7 +14,7 @@ from kvsim.run.unchanged import recount, requests_unchanged
 
 @policies_named
 @requests_unchanged
-def replay_observed(plan: Plan, requests: list[Request], moments: Moments) -> Outcome:
+def replay_observed(plan: Plan, requests: Sequence[Request], moments: Moments) -> Outcome:
     """Replay requests by the moments of a real run. Raises UsageError."""
     played = open_observed(plan, requests)
     outcome = played.run_observed(requests, moments)
@@ -20,7 +22,7 @@ def replay_observed(plan: Plan, requests: list[Request], moments: Moments) -> Ou
     return outcome
 
 
-def open_observed(plan: Plan, requests: list[Request]) -> ObservedReplay:
+def open_observed(plan: Plan, requests: Sequence[Request]) -> ObservedReplay:
     """Return such a replay before its first moment, with an empty cache. Raises UsageError."""
     plan = with_known_answers(plan.with_own_policies(), requests)
     check_answers(plan, requests)

@@ -8,6 +8,7 @@ from kvsim.bounds.limits import not_bounded
 from kvsim.core.fan_out import TOGETHER
 from kvsim.core.pool import Pool, SlotPool
 from kvsim.core.request import Request
+from kvsim.core.requests import fixed, values_of
 from kvsim.core.rules import CacheSetup
 from kvsim.core.serving import Server
 from kvsim.core.tier import PageWatch, Tier
@@ -50,7 +51,7 @@ Clock = Callable[[], float]
 @policies_named
 @requests_unchanged
 def replay(
-    plan: Plan, requests: list[Request], advance: Advance | None = None, inspect: Callable[[Any, str], None] | None = None
+    plan: Plan, requests: Sequence[Request], advance: Advance | None = None, inspect: Callable[[Any, str], None] | None = None
 ) -> Outcome:
     """Replay the requests one after another, without a clock.
 
@@ -60,7 +61,7 @@ def replay(
     plan = with_known_answers(plan, requests)
     check_answers(plan, requests)
     check_bypass(plan, "replay")
-    known = tuple(requests)
+    known = fixed(requests)
     graph = build_tiers(plan, known, SlotPool if inspect else Pool)
     log = EventLog(graph[0]) if plan.events else None
     played = open_replay(plan, graph, known, log)
@@ -86,7 +87,7 @@ def open_replay(plan: Plan, graph: Graph, requests: Sequence[Request], log: Even
 @policies_named
 @requests_unchanged
 def simulate(
-    plan: Plan, requests: list[Request], advance: Advance | None = None, watching: Callable[[Clock], PageWatch] | None = None
+    plan: Plan, requests: Sequence[Request], advance: Advance | None = None, watching: Callable[[Clock], PageWatch] | None = None
 ) -> Outcome:
     """Serve the requests in simulated time or, with ``substrate=hardware``, on this machine. Raises UsageError.
 
@@ -97,7 +98,7 @@ def simulate(
     check_answers(plan, requests)
     _check_requests(plan, requests, replace(plan.replay, hold_output=True))
     choice = SUBSTRATES[plan.substrate]
-    known = tuple(requests)
+    known = fixed(requests)
     graphs = build_graphs(plan, known, choice.pool)
     caches = [build_served(plan, graph, known) for graph in graphs]
     tiers = [tier for graph in graphs for tier in graph[0]]
@@ -140,7 +141,7 @@ def check_verified(found: Mapping[str, Any]) -> None:
 
 def has_samples(requests: Sequence[Request]) -> bool:
     """Whether a trace asks for several answers to a prompt."""
-    return any(request.samples > 1 for request in requests)
+    return any(samples > 1 for samples in values_of(requests, "samples"))
 
 
 def build_server(plan: Plan, setup: CacheSetup, requests: Sequence[Request], log: EventLog | None) -> Server:
@@ -174,7 +175,7 @@ def _check_requests(plan: Plan, requests: Sequence[Request], settings: ReplaySet
         raise UsageError(f"rules: {error}") from error
 
 
-def upper_bound(plan: Plan, requests: list[Request], belady: Belady | None = None) -> Outcome:
+def upper_bound(plan: Plan, requests: Sequence[Request], belady: Belady | None = None) -> Outcome:
     """Replay Belady's MIN on one tier as large as all tiers of all engines together: no policies for them get more page hits.
 
     The bound holds for requests served in the order of the trace, because a hit page must have been in some tier since its last
@@ -199,7 +200,10 @@ def with_known_answers(plan: Plan, requests: Sequence[Request]) -> Plan:
 def _has_answers(plan: Plan, requests: Sequence[Request]) -> bool:
     """Whether each answer, as far as it is known, can follow its prompt."""
     tokens = plan.page_tokens
-    return all(request.output_runs is not None and request.prompt_pages * tokens <= request.prompt_tokens for request in requests)
+    if any(answer is None for answer in values_of(requests, "output_runs")):
+        return False
+    lengths = zip(values_of(requests, "prompt_pages"), values_of(requests, "prompt_tokens"), strict=True)
+    return all(pages * tokens <= prompt_tokens for pages, prompt_tokens in lengths)
 
 
 def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
@@ -207,14 +211,14 @@ def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
     rules = plan.rules
     if rules.engine:
         for what, is_there in (
-            ("has persistent prompts", not rules.knows_persistent and any(request.persistent for request in requests)),
-            ("resets the cache", not rules.knows_resets and any(request.resets for request in requests)),
+            ("has persistent prompts", not rules.knows_persistent and any(values_of(requests, "persistent"))),
+            ("resets the cache", not rules.knows_resets and any(values_of(requests, "resets"))),
             ("asks for several samples of an answer", rules.samples is None and has_samples(requests)),
-            ("has images that no hit may end inside", not rules.knows_images and any(request.images for request in requests)),
+            ("has images that no hit may end inside", not rules.knows_images and any(values_of(requests, "images"))),
         ):
             if is_there:
                 raise UsageError(f"rules: the trace {what}, which an engine's own rules do not support: set rules=default")
-        if not plan.rules.has_bigram_keys and any(request.bigram for request in requests):
+        if not plan.rules.has_bigram_keys and any(values_of(requests, "bigram")):
             raise UsageError(
                 "trace.bigram: only SGLang has keys of token pairs: set trace.bigram=false, rules=sglang or rules=default"
             )
@@ -225,22 +229,23 @@ def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
         )
     if not plan.rules.cache_output:
         return
-    if any(request.output_runs is None for request in requests):
+    if any(answer is None for answer in values_of(requests, "output_runs")):
         raise UsageError(
             "rules.cache_output: the trace does not contain output tokens: use one that does (tokens with output_token_ids, "
             "synthetic), set trace.answers=inferred (mooncake, weka, bailian) or unique (mooncake, bailian), or set "
             "rules.cache_output=false"
         )
-    if any(request.prompt_pages * plan.page_tokens > request.prompt_tokens for request in requests):
+    lengths = zip(values_of(requests, "prompt_pages"), values_of(requests, "prompt_tokens"), strict=True)
+    if any(pages * plan.page_tokens > prompt_tokens for pages, prompt_tokens in lengths):
         raise UsageError("rules.cache_output: output cannot follow a prompt that ends with a partial page: set trace.tail=full")
 
 
-def check_capacity(plan: Plan, requests: list[Request]) -> None:
+def check_capacity(plan: Plan, requests: Sequence[Request]) -> None:
     """Raise UsageError if the GPU tier cannot hold even the smallest request, so every request would be rejected."""
     capacity = plan.tiers[0].capacity_pages
     if capacity is None:
         return
-    smallest = min([request.prompt_tokens for request in requests])
+    smallest = min(values_of(requests, "prompt_tokens"))
     if capacity < smallest // plan.page_tokens:
         raise UsageError(
             f"tiers.gpu.capacity is {capacity} pages of {plan.page_tokens} tokens, but the smallest prompt has "
@@ -260,7 +265,7 @@ def _bypass_tier(
         return None
     if what := not_bounded(requests):
         raise UsageError(f"eviction: {type(policy).__name__} is not an exact bound for a trace that {what}")
-    if plan.rules.cache_output and any(request.sample_output_runs for request in requests):
+    if plan.rules.cache_output and any(values_of(requests, "sample_output_runs")):
         raise UsageError(
             f"eviction: {type(policy).__name__} is not an exact bound where several answers to a prompt are cached: set "
             "rules.cache_output=false"

@@ -15,6 +15,7 @@ import numpy as np
 
 from kvsim.core.request import Request
 from kvsim.core.tree import NO_CHILDREN
+from kvsim.engine.columns import of_requests
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.errors import PolicyFailed
 from kvsim.plans.plan import Plan
@@ -61,15 +62,16 @@ class Requests:
 
 
 def requests_unchanged(
-    run: Callable[Concatenate[Plan, list[Request], P], Outcome],
-) -> Callable[Concatenate[Plan, list[Request], P], Outcome]:
+    run: Callable[Concatenate[Plan, Sequence[Request], P], Outcome],
+) -> Callable[Concatenate[Plan, Sequence[Request], P], Outcome]:
     """Let a function that plays requests leave them as they were; it raises PolicyFailed if a policy has changed them."""
 
     @wraps(run)
-    def unchanged(plan: Plan, requests: list[Request], /, *arguments: P.args, **settings: P.kwargs) -> Outcome:
+    def unchanged(plan: Plan, requests: Sequence[Request], /, *arguments: P.args, **settings: P.kwargs) -> Outcome:
         parts = user_policies(plan)
         if not parts:
             return run(plan, requests, *arguments, **settings)
+        requests = list(requests)  # all in memory, so that a change is found, also in those of a long trace
         before = Requests(tuple(requests))
         folder = os.getcwd()
         try:
@@ -102,7 +104,7 @@ def recount(plan: Plan, caches: Sequence[Recounted], outcome: Outcome) -> None:
 
 def _check_outcome(outcome: Outcome) -> None:
     """Check what no order of events can make wrong."""
-    prompts = np.array([request.prompt_pages for request in outcome.requests])
+    prompts = of_requests(outcome, "prompt_pages")
     hits = outcome.hit_pages.sum(axis=1)
     for at in np.flatnonzero(hits > prompts):
         raise AssertionError(f"request {at} hit {hits[at]} of the {prompts[at]} pages of its prompt")

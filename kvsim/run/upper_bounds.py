@@ -1,7 +1,7 @@
 """Upper bounds on the hits of a run: Belady's bound for its tiers, and the hits of an unlimited cache."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -23,7 +23,7 @@ RECORDED = ("hit_rate", "page_hit_rate", "hit_tokens", "prompt_tokens", "rejecte
 Bound = dict[str, Any]
 
 
-def bounds_of(plan: Plan, names: Mapping[str, str], requests: list[Request], folder: Path | None = None) -> dict[str, Bound]:
+def bounds_of(plan: Plan, names: Mapping[str, str], requests: Sequence[Request], folder: Path | None = None) -> dict[str, Bound]:
     """Return the bounds of a plan by kind. ``names`` come from ``bound_names``, ``requests`` are those of the plan's trace.
 
     With ``folder``, the one that a sweep keeps for bounds, those that are there are read, and the others are stored there.
@@ -32,7 +32,7 @@ def bounds_of(plan: Plan, names: Mapping[str, str], requests: list[Request], fol
     return {kind: _bound(plan, kind, name, requests, folder) for kind, name in names.items()}
 
 
-def _bound(plan: Plan, kind: str, name: str, requests: list[Request], folder: Path | None) -> Bound:
+def _bound(plan: Plan, kind: str, name: str, requests: Sequence[Request], folder: Path | None) -> Bound:
     bound = None if folder is None else read_bound(folder, name)
     if bound is None:
         with without_garbage_collector():
@@ -42,7 +42,7 @@ def _bound(plan: Plan, kind: str, name: str, requests: list[Request], folder: Pa
     return bound
 
 
-def compute_bound(plan: Plan, kind: str, requests: list[Request]) -> Bound:
+def compute_bound(plan: Plan, kind: str, requests: Sequence[Request]) -> Bound:
     """Return hit rates of ``belady`` (MIN on one tier as large as all of all engines) or ``unlimited`` (nothing is evicted)."""
     if kind == "unlimited":
         plan = replace(plan, tiers=[plan.tiers[0], replace(plan.tiers[0], capacity_pages=None)])

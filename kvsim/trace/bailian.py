@@ -12,6 +12,7 @@ from kvsim.trace.blocks import BlockPages
 from kvsim.trace.dates import stamp
 from kvsim.trace.hashed import HashedTrace
 from kvsim.trace.records import AT_LEAST_ONE, Record, shown
+from kvsim.trace.stored import from_first_arrival, gathered
 
 
 @dataclass(kw_only=True)
@@ -32,11 +33,8 @@ class Bailian(HashedTrace):
     def load(self, page_tokens: int) -> Trace:
         pages = self.block_pages(page_tokens)
         sessions: dict[str | int, int] = {}
-        requests = [self._request(record, sessions, pages) for record in self.read(self.limit)]
-        begin_s = min(request.arrival_s for request in requests)
-        for request in requests:
-            request.arrival_s = (request.arrival_s - begin_s) / self.rate
-        return self.trace(requests, page_tokens)
+        requests = gathered(self._request(record, sessions, pages) for record in self.read(self.limit))
+        return self.trace(from_first_arrival(requests, self.rate), page_tokens)
 
     def _request(self, record: Record, sessions: dict[str | int, int], pages: BlockPages) -> Request:
         """Return the request of a line; ``sessions`` are the sessions of earlier lines, by ``chat_id``."""

@@ -4,14 +4,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
+from operator import mul
 from typing import ClassVar
 
 import xxhash
 
 from kvsim.core.request import Request
+from kvsim.core.requests import values_of
 from kvsim.errors import TraceError, UsageError
 from kvsim.numbers import MOST_SECONDS, Real, Whole, check_settings, refusal
 from kvsim.pages.extents import Extent
+from kvsim.trace.stored import StoredRequests
 
 TAILS = ("full", "all")
 MAX_TOKENS = 1 << 24
@@ -24,7 +27,8 @@ class Trace:
 
     name: str
     """Name shown in tables: that of the file or the generator."""
-    requests: list[Request]
+    requests: Sequence[Request]
+    """A list or, of a long trace, ``StoredRequests``, which reads them again whenever they are asked for."""
     page_tokens: int
     block_tokens: int | None
     """Tokens per block of a file that describes prompts by block ids; None if it contains tokens."""
@@ -47,8 +51,8 @@ class Trace:
         return f"<p><b>{escape(self.name)}</b></p><table><tbody>{rows}</tbody></table>"
 
     def _facts(self) -> dict[str, str]:
-        prompts = sum(request.prompt_tokens for request in self.requests)
-        answers = sum(request.output_tokens * request.samples for request in self.requests)
+        prompts = sum(values_of(self.requests, "prompt_tokens"))
+        answers = sum(map(mul, values_of(self.requests, "output_tokens"), values_of(self.requests, "samples")))
         numbers = {"requests": len(self.requests), "prompt tokens": prompts, "output tokens": answers}
         return {what: f"{number:,}" for what, number in numbers.items()}
 
@@ -169,12 +173,14 @@ def check_page_tokens(page_tokens: int) -> None:
         raise UsageError(refusal("page_tokens", Whole(1), page_tokens))
 
 
-def in_order_of_arrival(requests: list[Request]) -> list[Request]:
+def in_order_of_arrival(requests: list[Request] | StoredRequests) -> list[Request] | StoredRequests:
     """Return the requests sorted by arrival and numbered; ``after``, a position in ``requests``, becomes an index.
 
     Raises UsageError for arrivals and delays that are no times.
     """
     check_times(requests)
+    if isinstance(requests, StoredRequests):
+        return requests.in_order()
     order = sorted(range(len(requests)), key=lambda position: requests[position].arrival_s)
     index_of = {position: index for index, position in enumerate(order)}
     for position, request in enumerate(requests):
@@ -183,12 +189,12 @@ def in_order_of_arrival(requests: list[Request]) -> list[Request]:
     return [requests[position] for position in order]
 
 
-def check_times(requests: list[Request]) -> None:
+def check_times(requests: Sequence[Request]) -> None:
     """Raise UsageError unless all arrivals and delays are times of at most ``MOST_SECONDS``."""
-    for request in requests:
-        if 0 <= request.arrival_s <= MOST_SECONDS and 0 <= request.delay_s <= MOST_SECONDS:
+    for arrival_s, delay_s in zip(values_of(requests, "arrival_s"), values_of(requests, "delay_s"), strict=True):
+        if 0 <= arrival_s <= MOST_SECONDS and 0 <= delay_s <= MOST_SECONDS:
             continue
-        wrong = request.arrival_s if 0 <= request.delay_s <= MOST_SECONDS else request.delay_s
+        wrong = arrival_s if 0 <= delay_s <= MOST_SECONDS else delay_s
         raise UsageError(
             f"a request arrives after {wrong:g} s, but a trace may be {MOST_SECONDS:g} s long: check its times and the rate"
         )

@@ -1,6 +1,6 @@
 """The common part of traces that are read from a file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,6 +10,7 @@ from kvsim.trace.base import TraceSource, check_times, in_order_of_arrival
 from kvsim.trace.columns import check_columns, renamed
 from kvsim.trace.records import MAX_LINE_BYTES, Record, read_records
 from kvsim.trace.spreading import spread_arrivals
+from kvsim.trace.stored import StoredRequests, gathered
 
 
 @dataclass(kw_only=True)
@@ -45,12 +46,17 @@ class FileTrace(TraceSource):
     def files(self) -> list[str]:
         return [self.path]
 
-    def in_order(self, requests: list[Request]) -> list[Request]:
-        """Return the requests as ``in_order_of_arrival`` does, spread if that is asked for. Raises TraceError and UsageError."""
-        if self.spread:
-            check_times(requests)
-            spread_arrivals(requests, self.path)
-        return in_order_of_arrival(requests)
+    def in_order(self, requests: Iterable[Request]) -> list[Request] | StoredRequests:
+        """Return the requests as ``in_order_of_arrival`` does, spread if that is asked for. Raises TraceError and UsageError.
+
+        More of them than memory should have are kept in a file, as they come; to spread them takes all in memory.
+        """
+        if not self.spread:
+            return in_order_of_arrival(gathered(requests))
+        known = list(requests)
+        check_times(known)
+        spread_arrivals(known, self.path)
+        return in_order_of_arrival(known)
 
     def read(self, limit: int | None = None) -> Iterator[Record]:
         """Yield the records of the file, only the first ``limit`` if given. Raises TraceError."""

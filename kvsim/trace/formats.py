@@ -73,6 +73,11 @@ FORMATS = (
 """The first one whose fields are all there is the format of a file."""
 
 
+NOT_READ = {
+    ".lcp": "is in libCacheSim's binary format of prefixes, which kvsim does not read: convert it to lines "
+    '{"timestamp": ms, "input_length", "hash_ids_rle": [first id, length, ...]} and set trace.block_tokens'
+}
+"""Formats that files have by the end of their names, and why they are refused."""
 Columns = tuple[tuple[str, str], ...]
 """Fields of a format, and what a file calls them."""
 LOOKED_AT = 100
@@ -106,6 +111,9 @@ def _recognised(
 
 
 def _recognise(path: str, max_line_bytes: int, columns: Columns) -> tuple[Format, dict[str, int]]:
+    for ending, problem in NOT_READ.items():
+        if path.removesuffix(".gz").removesuffix(".zst").endswith(ending):
+            raise TraceError(path, None, problem)
     records = read_records(path, LOOKED_AT, max_line_bytes)
     records = renamed(records, dict(columns)) if columns else records
     first = next(records)

@@ -1,5 +1,6 @@
 """The common part of traces that describe prompts by block hash ids, one request per line."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -92,9 +93,13 @@ class HashedTrace(FileTrace):
             make_answer_unique(request, pages)
         return request
 
-    def trace(self, requests: list[Request], page_tokens: int) -> Trace:
-        """Make a trace of the requests: sort them by arrival and, with ``answers=inferred``, infer their answers."""
-        requests = self.in_order(requests)
+    def trace(self, requests: Iterable[Request], page_tokens: int) -> Trace:
+        """Make a trace of the requests: sort them by arrival and, with ``answers=inferred``, infer their answers.
+
+        To infer answers takes all requests in memory.
+        """
+        ordered = self.in_order(requests)
         if self.answers == "inferred":
-            infer_answers(requests, page_tokens)
-        return Trace(name=Path(self.path).name, requests=requests, page_tokens=page_tokens, block_tokens=self.block_tokens)
+            ordered = list(ordered)
+            infer_answers(ordered, page_tokens)
+        return Trace(name=Path(self.path).name, requests=ordered, page_tokens=page_tokens, block_tokens=self.block_tokens)

@@ -5,7 +5,9 @@ LookupHashLoggingSubscriber) if it has a folder for them.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar
 
 from kvsim.core.request import Request
@@ -16,6 +18,7 @@ from kvsim.trace.blocks import BlockPages
 from kvsim.trace.dates import stamp
 from kvsim.trace.hashed import HashedTrace
 from kvsim.trace.records import Record, extents_of
+from kvsim.trace.stored import from_first_arrival, gathered
 
 HASH = re.compile(r"-?(?:0[xX])?[0-9a-fA-F]{1,128}")
 """A hash as ``hex`` writes it; Python's own ``hash`` is negative at times."""
@@ -46,20 +49,17 @@ class LMCache(HashedTrace):
     def load(self, page_tokens: int) -> Trace:
         pages = self.block_pages(page_tokens)
         models: dict[str | int, int] = {}
+        requests = gathered(self._request(record, models, pages) for record in islice(self._records(), self.limit))
+        return self.trace(from_first_arrival(requests, self.rate), page_tokens)
+
+    def _records(self) -> Iterator[Record]:
+        """Yield the first record of each request."""
         seen: set[str | int] = set()
-        requests: list[Request] = []
         for record in self.read():
             name = record.name("request_id") if record.has("request_id") else ""
-            if name != "" and name in seen:
-                continue
-            seen.add(name)
-            requests.append(self._request(record, models, pages))
-            if len(requests) == self.limit:
-                break
-        begin_s = min(request.arrival_s for request in requests)
-        for request in requests:
-            request.arrival_s = (request.arrival_s - begin_s) / self.rate
-        return self.trace(requests, page_tokens)
+            if name == "" or name not in seen:
+                seen.add(name)
+                yield record
 
     def _request(self, record: Record, models: dict[str | int, int], pages: BlockPages) -> Request:
         """Return the request of a line; ``models`` are the numbers of the models seen so far."""

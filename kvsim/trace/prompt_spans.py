@@ -89,9 +89,9 @@ class PromptSpans(TextTrace):
         prompt = tokenizer.render(messages, _json(attributes.fields.get(TOOLS)))
         return Turn(span, prompt, answer, tokens, False, fields)
 
-    def _requests(self, page_tokens: int, index: PageIndex) -> list[Request]:
+    def _requests(self, page_tokens: int, index: PageIndex) -> Iterator[Request]:
         """Return the requests, the earliest at time 0, and the turns of sessions numbered by time: spans end in any order."""
-        requests = super()._requests(page_tokens, index)
+        requests = list(super()._requests(page_tokens, index))
         begin = min((request.arrival_s for request in requests), default=0.0)
         turns: dict[int, int] = {}
         for request in sorted(requests, key=lambda request: request.arrival_s):
@@ -99,7 +99,7 @@ class PromptSpans(TextTrace):
             if request.session >= 0:
                 request.turn = turns.get(request.session, 0)
                 turns[request.session] = request.turn + 1
-        return requests
+        return iter(requests)
 
 
 def has_prompts(record: Record) -> bool:

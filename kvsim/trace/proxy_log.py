@@ -55,13 +55,13 @@ class ProxyLog(TextTrace):
         otherwise = output_tokens_of(record, body, self.output_tokens)
         yield Turn(record, prompt, answer, otherwise if length is None else length, is_plain, fields)
 
-    def _requests(self, page_tokens: int, index: PageIndex) -> list[Request]:
+    def _requests(self, page_tokens: int, index: PageIndex) -> Iterator[Request]:
         """Return the requests, the earliest at time 0."""
-        requests = super()._requests(page_tokens, index)
+        requests = list(super()._requests(page_tokens, index))
         begin_s = min((request.arrival_s for request in requests), default=0.0)
         for request in requests:
             request.arrival_s -= begin_s
-        return requests
+        return iter(requests)
 
 
 def _object(record: Record, name: str) -> Record:

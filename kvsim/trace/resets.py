@@ -1,6 +1,6 @@
 """Lines of a trace that reset the cache, as after an update of the model's weights."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from math import nan
 
 from kvsim.core.request import RESETS, Request, Reset
@@ -10,26 +10,24 @@ from kvsim.trace.timetable import Timetable
 
 def read_requests(
     records: Iterable[Record], times: Timetable, read: Callable[[Record], Request], *, is_limited: bool
-) -> list[Request]:
-    """Return a request for each record, in order; a line ``{"reset": "drain"}`` becomes part of the request after it.
+) -> Iterator[Request]:
+    """Yield a request for each record, in order; a line ``{"reset": "drain"}`` becomes part of the request after it.
 
     ``is_limited`` says that the records are not the whole file, so that a reset may come last. Raises TraceError.
     """
-    requests: list[Request] = []
     resets: tuple[Reset, ...] = ()
-    record = None
+    record, is_first = None, True
     for record in records:
         if "reset" in record.fields:
-            if not requests:
+            if is_first:
                 raise record.error("reset before the first request has no effect: leave this line out")
             resets = (*resets, read_reset(record, times))
             continue
         request = read(record)
-        request.resets, resets = resets, ()
-        requests.append(request)
+        request.resets, resets, is_first = resets, (), False
+        yield request
     if resets and not is_limited and record is not None:
         raise record.error("reset after the last request has no effect: leave this line out")
-    return requests
 
 
 def read_reset(record: Record, times: Timetable) -> Reset:

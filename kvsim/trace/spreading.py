@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvsim.core.request import Request
+from kvsim.core.requests import values_of
 from kvsim.errors import TraceError
 
 FEWEST = 1.5
@@ -34,7 +35,8 @@ def shared_times(requests: Sequence[Request]) -> SharedTimes | None:
 
     Requests that wait for others have no time of their own.
     """
-    times, counts = np.unique([request.arrival_s for request in requests if request.after < 0], return_counts=True)
+    arrivals = zip(values_of(requests, "arrival_s"), values_of(requests, "after"), strict=True)
+    times, counts = np.unique([arrival_s for arrival_s, after in arrivals if after < 0], return_counts=True)
     if len(times) < 2 or counts.mean() < FEWEST:
         return None
     return SharedTimes(float(counts.mean()), float(np.median(np.diff(times))))

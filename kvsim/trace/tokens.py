@@ -1,5 +1,6 @@
 """Traces that contain the tokens themselves: one request per line, with pages identified by chained hashes."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -63,7 +64,7 @@ class Tokens(FileTrace, TimedTrace):
     def page_keys(self, page_tokens: int) -> Callable[[int], bytes]:
         """Return the keys of ``PageHasher`` instead: they depend on tokens only, so equal prompts of any file share them."""
         index = PageIndex()
-        self._requests(page_tokens, index)
+        deque(self._requests(page_tokens, index), maxlen=0)
         keys = index.keys()
         return lambda page: keys[page].to_bytes(16, "big")
 
@@ -74,8 +75,8 @@ class Tokens(FileTrace, TimedTrace):
             ((tokens, index.lookup(self.keys_of(record, tokens, hasher))) for tokens, record in prompts), page_tokens
         )
 
-    def _requests(self, page_tokens: int, index: PageIndex) -> list[Request]:
-        """Return the requests in file order, with page ids from ``index``."""
+    def _requests(self, page_tokens: int, index: PageIndex) -> Iterator[Request]:
+        """Yield the requests in file order, with page ids from ``index``."""
         check_page_tokens(page_tokens)
         hasher, times = PageHasher(page_tokens, bigram=self.bigram), self.timetable()
         return read_requests(

@@ -1,6 +1,6 @@
 """Agent sessions in WEKA's format: one session per line, including its sub-agents (C. Fox, kv-cache-tester)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from pathlib import Path
@@ -78,12 +78,15 @@ class Weka(FileTrace):
             lane = self._next_lane(lanes)
             self._play(session, sorted(_calls(record), key=lambda call: call.start_s), lane, pages, requests)
             heappush(lanes, lane)
-        requests = self.in_order(requests)[: self.limit]
+        ordered: Sequence[Request] = self.in_order(requests)
+        if self.limit is not None:
+            ordered = ordered[: self.limit]
         if self.answers == "inferred":
-            infer_answers(requests, page_tokens)
+            ordered = list(ordered)
+            infer_answers(ordered, page_tokens)
         return Trace(
             name=Path(self.path).name,
-            requests=requests,
+            requests=ordered,
             page_tokens=page_tokens,
             block_tokens=self.block_tokens,
         )

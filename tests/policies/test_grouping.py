@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvsim.core.cache import Cache
 from kvsim.core.request import Request, RetentionRange
 from kvsim.core.rules import Rules
-from kvsim.engine.outcome import Outcome
+from kvsim.engine.outcome import Outcome, tier_names
 from kvsim.engine.prefetching import Prefetching
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.arc import ARC
@@ -48,7 +48,7 @@ from kvsim.policies.placement.write_through_selective import WriteThroughSelecti
 from kvsim.policies.prefetch.base import Offer
 from kvsim.policies.prefetch.none import NoPrefetch
 from kvsim.policies.prefetch.threshold import ThresholdPrefetch
-from kvsim.replaying.replay import Replay
+from kvsim.replaying.replay import Replay, Rows
 from kvsim.replaying.server import CacheServer
 from kvsim.replaying.settings import ReplaySettings
 from tests.core.small import make_tiers
@@ -81,7 +81,7 @@ PLACEMENTS: list[Any] = [
 
 def play_single_pages(replay: Replay, requests: list[Request]) -> Outcome:
     """As ``run``, but all nodes are cut into single pages before each request."""
-    rows: list[Any] = []
+    rows = Rows(len(tier_names(replay.server.tiers)))
     assert isinstance(replay.server, CacheServer)
     cache = replay.server.cache
     assert isinstance(cache, Cache)
@@ -89,7 +89,7 @@ def play_single_pages(replay: Replay, requests: list[Request]) -> Outcome:
         for node in list(cache.tree.root.descendants()):
             while node.pages > 1:
                 cache.residency.cut(node, 1)
-        rows += replay.play([request])
+        rows.add(replay.play([request]))
     while replay.live:
         replay.server.finish_request(replay.live.popleft())
     return replay._outcome(requests, rows, wall_s=0.0)

@@ -128,3 +128,12 @@ def test_a_field_by_another_name_is_pointed_out(write):
         TraceError, match="nearest format is mooncake, which also has input_length; in_len may be its input_length"
     ):
         recognise(write({"timestamp": 0, "hash_ids": [1], "in_len": 512, "output_length": 3}))
+
+
+@pytest.mark.parametrize("name", ["free.lcp", "free.lcp.zst", "free.lcp.gz"])
+def test_a_format_that_is_not_read_is_refused_by_name(name, write, capsys):
+    path = write("\x00\x01", name=name)
+    with pytest.raises(TraceError, match=r"free\.lcp.*libCacheSim's binary format of prefixes.*hash_ids_rle"):
+        recognise(path)
+    assert main(["replay", f"trace.path={path}"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

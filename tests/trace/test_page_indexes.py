@@ -94,3 +94,25 @@ def test_a_chain_index_agrees_with_a_dictionary_of_parent_and_id(sequences):
         assert_normalised(extents)
         assert index.pages == len(reference)
         assert [page for page in path if page >= known] == list(range(known, len(reference)))
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from((0, 3, 90, 2**62 - 2, 2**64, 2**127)), st.integers(1, 5)), max_size=4), max_size=12
+    )
+)
+def test_ids_in_any_order_and_of_any_size_agree_with_a_dictionary_of_pages(sequences):
+    index, reference = ChainIndex(), {}
+    for extents in sequences:
+        found = index.lookup(extents)
+        assert_normalised(found)
+        pages = [first + at for first, length in extents for at in range(length)]
+        assert pages_of(found) == page_by_page(reference, pages, 0)
+
+
+def test_new_ids_that_ascend_take_arrays_alone():
+    index = ChainIndex()
+    for at in range(0, 4_000, 4):
+        assert index.lookup([(0, 2), (10 + at, 3)]) == ((0, 2), (2 + 3 * (at // 4), 3)) or at == 0
+    assert not index._branches and len(index._starts) == 1_001
+    assert index.lookup([(0, 2), (10, 3)]) == ((0, 5),)

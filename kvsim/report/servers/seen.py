@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvsim.engine.columns import hit_tokens, prompt_tokens
+from kvsim.engine.columns import hit_tokens, of_requests, prompt_tokens
 from kvsim.engine.outcome import REJECTED as IS_REJECTED
 from kvsim.engine.outcome import Outcome
 from kvsim.hardware.tier_kinds import GPU_MEMORY, HOST_MEMORY, kind_of
@@ -38,7 +38,7 @@ def as_observed(outcome: Outcome, source: str) -> ObservedRun:
     """Return a run of kvsim's as a client would have seen it. A request that was rejected has failed."""
     tokens = hit_tokens(outcome)
     is_rejected = outcome.status == IS_REJECTED
-    outputs = np.array([max(request.output_tokens, 1) for request in outcome.requests], dtype=np.int64)
+    outputs = np.maximum(of_requests(outcome, "output_tokens"), 1)
     first_s = outcome.arrival_s + outcome.ttft_s
     return ObservedRun(
         source=source,
