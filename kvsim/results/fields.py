@@ -38,6 +38,7 @@ from kvsim.results.schema import (
     LATER,
     LINK,
     OPTIONAL,
+    SAMPLE,
     SLO,
     SPREAD,
     TIMELINE,
@@ -120,6 +121,15 @@ FIELDS: list[Field] = [
         name="gpu_memory", kind=GPU_MEMORY, presence=OPTIONAL, of=given("gpu_memory"),
         meaning="with `tiers.gpu.capacity=auto`: how the memory of an engine's GPUs is divided into `kv_bytes`, "
         "`weights_bytes`, `workspace_bytes` and `states_bytes`",
+    ),
+    Field(
+        name="sample", kind=SAMPLE, presence=OPTIONAL, of=given("sample"),
+        measures=(
+            Measure("hit_rate_low", "at least", Path("sample.hit_rate.low"), percent, place=2),
+            Measure("hit_rate_high", "at most", Path("sample.hit_rate.high"), percent, place=2),
+        ),
+        meaning="only with [`sample`](#samples): the `share` of each of `draws` samples, their `requests` and `subtrees`, and "
+        "the 95% interval (`low`, `high`) of `hit_rate` and of the rate of each of the `tiers`",
     ),
     Field(
         name="requests", kind=Count, of=lambda run: len(run.outcome.requests) - run.skipped,

@@ -11,16 +11,20 @@ OF_EXPERTS = tuple(
     [f"hardware.{name}" for name in ("all2all_bytes_per_s", "all2all_latency_s", "all2all_dispatch_bytes", "expert_imbalance")]
 )
 """Settings of the times of GPUs that have experts of their own, the rate first."""
+SAMPLE = ("sample", "sample_draws")
+"""Samples of a trace. With a clock, a queue depends on all requests, so that no part of them tells how long it is."""
 WITHOUT_EFFECT = {
-    "simulate": ("replay", "curve", "print_tree", "validate", "server", "results", "saturate", "shadow", "serve", "plan"),
+    "simulate": (
+        "replay", "curve", "print_tree", "validate", "server", "results", "saturate", "shadow", "serve", "plan", *SAMPLE,
+    ),
     "saturate": (
         "replay", "curve", "print_tree", "validate", "server", "results", "timeline", "events", "logger", "sweep.objective",
-        "shadow", "serve", "plan",
+        "shadow", "serve", "plan", *SAMPLE,
     ),
     "plan": (
         "replay", "curve", "print_tree", "validate", "server", "results", "timeline", "events", "logger", "sweep", "shadow",
         "serve", "substrate", "disk", "cluster.prefill", "cluster.decode", "cluster.decode_routing", "saturate.tolerance",
-        "saturate.most_runs", "saturate.price_per_hour",
+        "saturate.most_runs", "saturate.price_per_hour", *SAMPLE,
     ),
     "replay": (
         "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "validate", "server",
@@ -29,27 +33,27 @@ WITHOUT_EFFECT = {
     ),
     "validate": (
         "replay", "curve", "print_tree", "substrate", "logger", "events", "slo", "saturate", "shadow", "serve", "plan",
-        *ALLREDUCE, *OF_EXPERTS,
+        *ALLREDUCE, *OF_EXPERTS, *SAMPLE,
     ),
     "validate server": (
         "replay", "curve", "print_tree", "substrate", "disk", "logger", "timeline", "events", "slo", "saturate", "sweep",
-        "validate.measured", "validate.link_bytes", "shadow", "serve", "plan",
+        "validate.measured", "validate.link_bytes", "shadow", "serve", "plan", *SAMPLE,
     ),
     "curve": (
         "engine", "hardware", "drive", "network", "substrate", "disk", "replay", "tiers", "eviction", "placement",
         "prefetch", "checkpoint", "routing", "scheduling", "cluster", "preset", "print_tree", "timeline", "events",
         "logger", "sweep.objective", "validate", "server", "results", "slo", "saturate", "rules.cache_chunks", "shadow",
-        "serve", "plan",
+        "serve", "plan", *SAMPLE,
     ),
     "shadow": (
         "trace", "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "events", "validate",
         "server", "results", "slo", "saturate", "sweep", "warmup", "print_tree", "hardware.rank_jitter", "hardware.rank_faults",
-        "hardware.noise", *ALLREDUCE, *OF_EXPERTS, "rules.cache_chunks", "serve", "plan",
+        "hardware.noise", *ALLREDUCE, *OF_EXPERTS, "rules.cache_chunks", "serve", "plan", *SAMPLE,
     ),
     "serve": (
         "trace", "replay", "curve", "print_tree", "validate", "server", "results", "saturate", "slo", "sweep", "substrate",
         "disk", "warmup", "timeline", "events", "output", "logger", "routing", "cluster.prefill", "cluster.decode",
-        "cluster.decode_routing", "cluster.failures", "engine.reset_at_s", "shadow", "plan",
+        "cluster.decode_routing", "cluster.failures", "engine.reset_at_s", "shadow", "plan", *SAMPLE,
     ),
 }  # fmt: skip
 """By command, groups and settings; a section stands for all below it. ``validate server`` is ``kvsim validate`` with a server, or
