@@ -7,7 +7,7 @@ these prefixes, and for the sample's share of all other pages.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 from time import perf_counter
 from typing import Any
@@ -29,6 +29,8 @@ from kvsim.run import play
 from kvsim.run.sample_estimates import PAGES, Estimate, Estimator, Part, cumulative
 from kvsim.trace.subtrees import Subtrees
 
+USED = ("peak_pages", "evicted_pages", "inserted_pages", "held_pages", "own_pages")
+"""Counts of a tier."""
 FEW_SUBTREES = 100
 """Of fewer subtrees in a sample, one alone can decide."""
 SPARE = 1.5
@@ -200,10 +202,11 @@ def _scaled_counts(plan: Plan, part: Part) -> Outcome:
 
     outcome, tiers = part.outcome, dict[str, TierUse]()
     for tier in plan.tiers:
-        use, room = outcome.tiers[tier.name], tier.capacity_pages
-        uses = scaled({"evicted_pages": use.evicted_pages, "inserted_pages": use.inserted_pages})
-        peak = min(round(use.peak_pages / part.share), UNLIMITED if room is None else room)
-        tiers[tier.name] = TierUse(capacity_pages=room, peak_pages=peak, **uses)
+        use = asdict(outcome.tiers[tier.name])
+        known = scaled({name: use[name] for name in USED if use[name] is not None})
+        room = UNLIMITED if tier.capacity_pages is None else tier.capacity_pages
+        known["peak_pages"] = min(known["peak_pages"], room)
+        tiers[tier.name] = TierUse(**use | known | {"capacity_pages": tier.capacity_pages})
     return replace(outcome, tiers=tiers, prefetch=scaled(outcome.prefetch), placement=scaled(outcome.placement))
 
 

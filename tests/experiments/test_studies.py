@@ -97,6 +97,18 @@ def test_lru_or_not(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 2 * 3 + 2 * 4
 
 
+def test_sampling(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirty requests are too few: the first cells are refused, and the last is far from the truth, or not."""
+    module = study("sampling", monkeypatch, "--conversation", str(trace), "--weka", str(trace), "--output", str(tmp_path / "out"))
+    monkeypatch.setattr(module, "PLACES", (("conversations", (40, 300), 0.01, 2), ("generated", (9_000,), 0.01, 2)))
+    monkeypatch.setattr(module, "FAILING", [("conversations", 40, 0.25)])
+    monkeypatch.setattr(module, "SESSIONS", 400)
+    assert module.STUDY.main() in (0, 1)
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert verdicts(table) == 6 and "refused" in table and "SHARDS-adj" in table
+    assert (tmp_path / "out" / "results.html").stat().st_size > 100_000
+
+
 @pytest.mark.long
 def test_mooncake_figure_9(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = study("mooncake_fig9", monkeypatch, "--trace", str(trace), "--output", str(tmp_path))
