@@ -44,7 +44,7 @@ from kvsim.results.chosen_names import chosen
 from kvsim.results.logger import Logger
 from kvsim.results.slo import Slo
 from kvsim.results.tolerances import ValidationSettings
-from kvsim.settings.unused_settings import WITHOUT_EFFECT, given, keys_of
+from kvsim.settings.unused_settings import WHY, WITHOUT_EFFECT, given, keys_of
 from kvsim.trace.base import TraceSource
 from kvsim.trace.formats import format_of
 
@@ -101,7 +101,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
     keys = keys_of(overrides)
     for name in WITHOUT_EFFECT[command]:
         if key := given(keys, name) or given(keys, f"{name}@tiers"):
-            raise NoEffect(key, f"on kvsim {command}")
+            raise NoEffect(key, f"on kvsim {command}{WHY.get((command, name), '')}")
     asked, command = command, RUNS_AS.get(command, command)
     run = construct(RunSettings, {field.name: config.get(field.name) for field in fields(RunSettings)}, "")
     source = _model_source(config)

@@ -129,9 +129,8 @@ def _requests(result: RunRecord) -> str:
 
 def _hit_rate(result: RunRecord) -> str:
     tokens, pages = count(result["prompt_tokens"]), count(result["prompt_pages"])
-    text = f"{percent(result['hit_rate'])} of {tokens} prompt tokens, {percent(result['page_hit_rate'])} of {pages} pages"
-    if sample := interval(result):
-        text = f"about {text}; {sample}"
+    rate = f"about {percent(result['hit_rate'])} ({known})" if (known := interval(result)) else percent(result["hit_rate"])
+    text = f"{rate} of {tokens} prompt tokens, {percent(result['page_hit_rate'])} of {pages} pages"
     if "request_hit_rate" not in result:  # recorded by an earlier version
         return text
     return f"{text}, {percent(result['request_hit_rate'])} of {count(result['requests'] - result['rejected'])} requests"

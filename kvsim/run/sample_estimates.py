@@ -109,7 +109,8 @@ def cumulative(tiers: Sequence[TierPlan], curve: LruCurve) -> np.ndarray:
     """Return the pages of each tier and those above it, at most as many as there are."""
     most = curve.unique_pages
     sizes = [most if tier.capacity_pages is None else min(tier.capacity_pages, most) for tier in tiers]
-    return np.minimum(np.cumsum(sizes), most)
+    pages: np.ndarray = np.minimum(np.cumsum(sizes), most)
+    return pages
 
 
 def _apart(cumulative: np.ndarray) -> np.ndarray:

@@ -12,7 +12,10 @@ OF_EXPERTS = tuple(
 )
 """Settings of the times of GPUs that have experts of their own, the rate first."""
 SAMPLE = ("sample", "sample_draws")
-"""Samples of a trace. With a clock, a queue depends on all requests, so that no part of them tells how long it is."""
+"""Samples of a trace."""
+QUEUES = ", where queues depend on all requests: a part of them does not tell how long they are"
+WHY = {("simulate", "sample"): QUEUES, ("saturate", "sample"): QUEUES, ("plan", "sample"): QUEUES}
+"""By command and setting, a reason that is not plain from the command; it follows "has no effect on"."""
 WITHOUT_EFFECT = {
     "simulate": (
         "replay", "curve", "print_tree", "validate", "server", "results", "saturate", "shadow", "serve", "plan", *SAMPLE,
