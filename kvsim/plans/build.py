@@ -28,6 +28,7 @@ from kvsim.plans.construct import check_names, construct, refuse_infinite, with_
 from kvsim.plans.engine_memory import check_memory
 from kvsim.plans.parallel import check_shares, with_gpus
 from kvsim.plans.plan import Config, Plan, TierPlan
+from kvsim.plans.sampling import sampling_of
 from kvsim.plans.substrate_choice import SUBSTRATES
 from kvsim.plans.tier_plans import gpu_memory_of, settings_of, state_capacities, tier_plans
 from kvsim.plans.units import with_numbers
@@ -43,7 +44,7 @@ from kvsim.results.chosen_names import chosen
 from kvsim.results.logger import Logger
 from kvsim.results.slo import Slo
 from kvsim.results.tolerances import ValidationSettings
-from kvsim.settings.unused_settings import WITHOUT_EFFECT, given, keys_of
+from kvsim.settings.unused_settings import WHY, WITHOUT_EFFECT, given, keys_of
 from kvsim.trace.base import TraceSource
 from kvsim.trace.formats import format_of
 
@@ -69,6 +70,8 @@ class RunSettings:
     page_tokens: int
     substrate: str
     warmup: float
+    sample: Any
+    sample_draws: int
     seed: int
     print_tree: bool | str
     timeline: bool
@@ -80,6 +83,7 @@ class RunSettings:
         if self.substrate not in SUBSTRATES:
             raise ValueError(f"substrate must be one of {', '.join(SUBSTRATES)}, not {self.substrate}")
         check_settings(self, Real(least=0, below=1), "warmup", hint="it is the fraction of requests to leave out")
+        sampling_of(self.sample, self.sample_draws)
         check_settings(self, Whole(), "seed")
         if self.print_tree not in (False, True, "each"):
             raise ValueError(f"print_tree must be false, true or each, not {self.print_tree}")
@@ -97,7 +101,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
     keys = keys_of(overrides)
     for name in WITHOUT_EFFECT[command]:
         if key := given(keys, name) or given(keys, f"{name}@tiers"):
-            raise NoEffect(key, f"on kvsim {command}")
+            raise NoEffect(key, f"on kvsim {command}{WHY.get((command, name), '')}")
     asked, command = command, RUNS_AS.get(command, command)
     run = construct(RunSettings, {field.name: config.get(field.name) for field in fields(RunSettings)}, "")
     source = _model_source(config)
@@ -143,6 +147,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
         substrate="hardware" if command == "validate" and not validation.measured else run.substrate,
         disk=construct(DiskSettings, config.get("disk"), "disk"),
         warmup=run.warmup,
+        sampling=sampling_of(run.sample, run.sample_draws),
         seed=run.seed,
         print_tree=run.print_tree is not False and command == "replay",
         print_steps=run.print_tree == "each",

@@ -63,11 +63,25 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
             )
     if plan.print_tree:
         check_numbered({tier.name: tier.capacity_pages for tier in plan.tiers})
+    _check_sample(plan, keys)
     _check_own_cache(plan, command, keys)
     _check_schedule(plan, command, keys)
     _check_cluster(plan, keys)
     if not plan.model.is_hybrid and not isinstance(plan.checkpoint, NoCheckpoint):
         raise NoEffect("checkpoint", "on a model without recurrent layers, which has no state to save", "set checkpoint=none")
+
+
+def _check_sample(plan: Plan, keys: set[str]) -> None:
+    """Raise UsageError for a sample of what cannot be scaled down, or of what would not be that of the whole trace."""
+    if plan.sampling is None:
+        if "sample_draws" in keys:
+            raise NoEffect("sample_draws", "without sample", "set sample=1%, or leave it out")
+        return
+    if plan.model.is_hybrid:
+        raise UsageError("sample: recurrent states cannot be scaled down with the pages: replay the whole trace")
+    for name, is_set in (("events", plan.events), ("print_tree", plan.print_tree)):
+        if is_set:
+            raise UsageError(f"sample: {name} would show a sample, not the trace: leave out one of them")
 
 
 def check_bypass(plan: Plan, command: str) -> None:

@@ -12,6 +12,7 @@ from kvsim.model.spec import ModelSpec
 from kvsim.plans.cluster_settings import ClusterSettings
 from kvsim.plans.command_settings import DiskSettings, SaturateSettings, SweepSettings
 from kvsim.plans.gpu_memory import GpuMemory
+from kvsim.plans.sampling import Sampling
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.copies import copied
 from kvsim.policies.eviction.base import EvictionPolicy
@@ -91,6 +92,8 @@ class Plan:
     output: Path
     config: Config
     """The resolved configuration for the record, without settings that do not affect the result, such as the folder."""
+    sampling: Sampling | None = None
+    """What share of the trace a replay plays; None: all of it."""
     gpu_memory: GpuMemory | None = None
     """How an engine's GPU memory is divided; None unless the size of its GPU tier was chosen by that (``capacity=auto``)."""
     model_note: str = ""

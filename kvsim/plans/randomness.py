@@ -15,10 +15,11 @@ GENERATOR = b".rng"
 def depends_on_seed(plan: Plan, other: Plan) -> bool:
     """Return whether the results of ``plan`` can differ from those of ``other``, the same plan with another seed.
 
-    They can if settings follow the seed (``trace.seed=${seed}`` of a generated trace), if a policy's source reads its generator,
-    if the machine has noise or the ranks of an engine are unequal by chance, and on hardware, where every run measures anew.
+    They can if settings follow the seed (``trace.seed=${seed}`` of a generated trace), if samples of the trace are drawn, if a
+    policy's source reads its generator, if the machine has noise or the ranks of an engine are unequal by chance, and on
+    hardware, where every run measures anew.
     """
-    if _without_seed(plan) != _without_seed(other) or plan.substrate == "hardware":
+    if _without_seed(plan) != _without_seed(other) or plan.substrate == "hardware" or plan.sampling:
         return True
     varies = bool(plan.hardware.rank_jitter or plan.hardware.rank_faults or plan.hardware.noise)
     return varies or any(_reads_generator(kind) for policy in _policies(plan) for kind in type(policy).__mro__)

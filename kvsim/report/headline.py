@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvsim.report.summary import objective_text
+from kvsim.report.summary import interval, objective_text
 from kvsim.results.chosen_names import package
 from kvsim.results.diagnosis import GPU, NONE, ROOM
 from kvsim.results.rates import count, digits, percent
@@ -66,7 +66,11 @@ def _group(record: RunRecord, key: str) -> Mapping[str, Any]:
 
 def title_of(result: RunRecord) -> str:
     """Return the title of a run's page: what ran, and what came of it."""
-    found = "no request was served" if result["hit_rate"] is None else f"{percent(result['hit_rate'])} reused"
+    found = (
+        "no request was served"
+        if result["hit_rate"] is None
+        else f"{'about ' * bool(interval(result))}{percent(result['hit_rate'])} reused"
+    )
     p99 = result["ttft_s"]["p99"]
     found += "" if p99 is None else f", TTFT p99 {digits(p99)} s"
     return f"{', '.join(subject(result)) or 'kvsim ' + result['command']}: {found}"
@@ -96,7 +100,8 @@ def tiles(result: RunRecord, of_bound: float | None = None) -> list[Tile]:
     ``of_bound`` is the hit rate as a share of Belady's bound, if that is known.
     """
     bound = "" if of_bound is None else f", {of_bound:.0%} of Belady's bound"
-    found = [Tile("hit rate", percent(result["hit_rate"]), f"of {count(result['prompt_tokens'])} prompt tokens{bound}")]
+    ends = f", {ends}" if (ends := interval(result)) else ""
+    found = [Tile("hit rate", percent(result["hit_rate"]), f"of {count(result['prompt_tokens'])} prompt tokens{bound}{ends}")]
     if result["ttft_s"]["mean"] is None:
         pages = Tile("hit rate of pages", percent(result["page_hit_rate"]), f"of {count(result['prompt_pages'])} pages")
         of_all = f"of {count(result['requests'])} requests"

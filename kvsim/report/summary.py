@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvsim.results.rates import UNKNOWN, count, digits, percent
+from kvsim.results.records import rows_of
 from kvsim.results.result import RunRecord
 
 MOST_ENGINES = 16
@@ -128,10 +129,17 @@ def _requests(result: RunRecord) -> str:
 
 def _hit_rate(result: RunRecord) -> str:
     tokens, pages = count(result["prompt_tokens"]), count(result["prompt_pages"])
-    text = f"{percent(result['hit_rate'])} of {tokens} prompt tokens, {percent(result['page_hit_rate'])} of {pages} pages"
+    rate = f"about {percent(result['hit_rate'])} ({known})" if (known := interval(result)) else percent(result["hit_rate"])
+    text = f"{rate} of {tokens} prompt tokens, {percent(result['page_hit_rate'])} of {pages} pages"
     if "request_hit_rate" not in result:  # recorded by an earlier version
         return text
     return f"{text}, {percent(result['request_hit_rate'])} of {count(result['requests'] - result['rejected'])} requests"
+
+
+def interval(result: RunRecord) -> str:
+    """Return the 95 % interval of the hit rate of a result that is estimated from samples; empty for others, which are exact."""
+    ends = result.get("sample", {}).get("hit_rate")
+    return f"95% interval {percent(ends['low'])} to {percent(ends['high'])}" if ends and ends["low"] < ends["high"] else ""
 
 
 def _throughput(result: RunRecord) -> str:
@@ -220,7 +228,7 @@ def _hardware(found: Mapping[str, Any]) -> str:
 
 
 def _run(result: RunRecord) -> str:
-    total = result["requests"] + result["warmup_requests"]
+    total = rows_of(result)
     is_simulated = result["simulated_s"] and not result.get("hardware")
     simulated = f"{digits(result['simulated_s'])} s simulated, " if is_simulated else ""
     done = f"{count(total)} requests in {digits(result['wall_s'])} s, {digits(result['requests_per_s'])} requests/s"

@@ -38,6 +38,7 @@ from kvsim.results.schema import (
     LATER,
     LINK,
     OPTIONAL,
+    SAMPLE,
     SLO,
     SPREAD,
     TIMELINE,
@@ -152,6 +153,15 @@ FIELDS: list[Field] = [
         name="hit_rate", kind=MaybeShare, better=1, of=lambda run: run.rate(run.hits, run.prompts),
         measures=(Measure("hit_rate", "hit rate", Path("hit_rate"), percent, 1, place=2, on_terminal=True),),
         meaning="hit tokens over prompt tokens, 0 to 1",
+    ),
+    Field(
+        name="sample", kind=SAMPLE, presence=OPTIONAL, of=given("sample"),
+        measures=(
+            Measure("least_hit_rate", "at least", Path("sample.hit_rate.low"), percent, place=2, on_terminal=True),
+            Measure("most_hit_rate", "at most", Path("sample.hit_rate.high"), percent, place=2, on_terminal=True),
+        ),
+        meaning="only with [`sample`](#samples): the `share` of each of `draws` samples, their `requests` and `subtrees`, and "
+        "the 95% interval (`low`, `high`) of `hit_rate` and of the rate of each of the `tiers`",
     ),
     Field(
         name="page_hit_rate", kind=MaybeShare, better=1, of=lambda run: run.rate(run.outcome.hit_pages, run.prompt_pages),

@@ -54,13 +54,18 @@ def read_requests(folder: Path, record: RunRecord, is_read: Callable[[str], bool
         _check_file(path)
         with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
             lines = iter(partial(_next_line, cast(TextIO, file)), "")
-            rows = record["requests"] + record["warmup_requests"]
+            rows = rows_of(record)
             columns = request_columns(lines, list(record["hit_pages"]), is_read, most_rows=rows + 1)
         if len(columns["prompt_tokens"]) != rows:
             raise ValueError(f"it has {len(columns['request'])} rows")
     except (OSError, EOFError, zlib.error, csv.Error, ValueError, OverflowError, KeyError) as error:
         raise Damaged(f"{path}: not the requests of the run beside it: {error}: repeat the run") from error
     return columns
+
+
+def rows_of(record: RunRecord) -> int:
+    """Return how many requests a run has recorded: all of its trace, or those of its samples."""
+    return int(record["sample"]["requests"] if "sample" in record else record["requests"] + record["warmup_requests"])
 
 
 def _next_line(file: TextIO) -> str:

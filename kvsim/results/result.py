@@ -42,6 +42,7 @@ def summarize(
     slo: Slo | None = None,
     model_note: str | None = None,
     gpu_memory: Mapping[str, Any] | None = None,
+    estimated: Mapping[str, Any] | None = None,
 ) -> RunRecord:
     """Return the record of one run, in the order of ``result.json``, in types that JSON can represent.
 
@@ -51,7 +52,8 @@ def summarize(
     bounds, ``rules_note`` says whose rules applied, if not those of the configuration, ``trace_note`` what part of the trace is
     synthetic, ``run_warnings`` what a reader should know of its times, ``model_note`` how the model's file was understood, and
     ``gpu_memory`` how the memory of an engine's GPUs was divided, if that decided the size of the GPU tier; of these, those not
-    given are left out. ``slo`` are the objectives that requests are held against.
+    given are left out. ``slo`` are the objectives that requests are held against. ``estimated`` are fields that are known of the
+    whole trace where the outcome is that of samples; they take the place of the outcome's.
     """
     given = {
         "command": command,
@@ -69,9 +71,10 @@ def summarize(
         "run_warnings": run_warnings,
         "model_note": model_note,
         "gpu_memory": gpu_memory,
+        "sample": (estimated or {}).get("sample"),
     }
     basis = Basis(outcome=outcome, given=given, skipped=warmup_requests(warmup, len(outcome.requests)), slo=slo or Slo())
-    return {name: plain(value) for name, value in record_of(FIELDS, basis).items()}
+    return {name: plain(value) for name, value in (record_of(FIELDS, basis) | dict(estimated or {})).items()}
 
 
 def warmup_requests(warmup: float, requests: int) -> int:

@@ -111,6 +111,9 @@ TIMELINE = shape(
     ),
     free_pages=shape(edges_s=many(Number), mean=by(TierName, many(Finite))),
 )
+ENDS = shape(low=Share, high=Share)
+SAMPLE = shape(share=Share, draws=Count, requests=Count, subtrees=Count, hit_rate=ENDS, tiers=by(TierName, ENDS))
+"""What is known of a result from samples of a trace."""
 GPU_MEMORY = shape(
     optional=("stages",),
     stages=many(shape(layers=Count, weights_bytes=Count)),

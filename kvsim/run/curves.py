@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import xxhash
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -31,15 +30,13 @@ from kvsim.run import play
 from kvsim.settings.settings_file import UNREADABLE, read_file
 from kvsim.settings.sources import files_of
 from kvsim.suggest import closest
-from kvsim.trace.statistics import Stretches, uses_by_page
+from kvsim.trace.subtrees import Subtrees
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 LINE_POINTS = 200
 """Number of capacities at which the picture shows LRU."""
-COMMON_SHARE = 0.01
-"""Pages used by more than this share of the requests are common; a sample is chosen by the pages that follow them."""
 
 
 @dataclass(kw_only=True)
@@ -307,32 +304,14 @@ def default_capacities(largest_pages: int, unique_pages: int) -> list[int]:
 
 
 def sample(requests: Sequence[Request], fraction: float, *, seed: int) -> list[Request]:
-    """Return about this share of the requests, sampled by prefix: requests that share a page are all in the sample or all out.
-
-    This is spatial sampling (Waldspurger et al.: Efficient MRC construction with SHARDS, FAST 2015) by the hash of one page of
-    each prompt: the first page used by at most ``COMMON_SHARE`` of all requests, or the last page if there is none. Pages before
-    it, such as a system prompt, are shared by many requests and would put all of them on one side. Raises UsageError if the
-    sample is empty.
+    """Return about this share of the requests, in whole subtrees (``Subtrees``): requests that share a page below the common ones
+    are all in the sample or all out. Raises UsageError if the sample is empty.
     """
-    starts, stops, uses = uses_by_page(requests)
-    common = Stretches()
-    for start, stop in zip(*(edges[uses > COMMON_SHARE * len(requests)].tolist() for edges in (starts, stops)), strict=True):
-        common.add(start, stop - start)
-    limit = int(fraction * 2**64)
-    chosen = [r for r in requests if xxhash.xxh3_64_intdigest(_deciding_page(r, common).to_bytes(8, "little"), seed=seed) < limit]
+    subtrees = Subtrees(requests)
+    chosen = [requests[at] for drawn in subtrees.draws(fraction, 1, seed=seed) for at in subtrees.requests_in(drawn).tolist()]
     if not chosen:
         raise UsageError(f"curve.fraction={fraction} leaves none of {len(requests)} requests: increase it")
     return chosen
-
-
-def _deciding_page(request: Request, common: Stretches) -> int:
-    page = 0
-    for start, pages in request.runs:
-        known = common.known(start, pages)
-        if known < pages:
-            return start + known
-        page = start + pages - 1
-    return page
 
 
 def _capacities(plan: Plan, given: Sequence[Any] | None) -> list[int]:

@@ -31,6 +31,7 @@ from kvsim.results.result import RunRecord, summarize, warmup_requests
 from kvsim.run import play
 from kvsim.run.fingerprint import bound_names, configuration_hash
 from kvsim.run.run_result import RunResult
+from kvsim.run.sampling import Sampled, replay_sample
 from kvsim.run.upper_bounds import Bound, bounds_of
 from kvsim.settings.unused_settings import ALLREDUCE
 from kvsim.trace.base import Trace
@@ -107,6 +108,7 @@ def execute(
     object, so that the configuration does not describe the run completely. Writes no files. Raises UsageError. The caller must
     check whether a run on hardware found wrong pages (``play.check_verified``).
     """
+    sampled: Sampled | None = None
     with without_garbage_collector():
         trace, load_s = (trace, 0.0) if trace else load_trace(plan)
         requests = trace.requests
@@ -114,7 +116,10 @@ def execute(
         play.check_capacity(plan, requests)
         warmup_requests(plan.warmup, len(requests))
         with watch(len(requests)) as advance:
-            if command == "replay":
+            if plan.sampling is not None:
+                sampled = replay_sample(plan, requests, advance)
+                outcome = sampled.outcome
+            elif command == "replay":
                 outcome = play.replay(plan, requests, advance, inspect)
             else:
                 outcome = play.simulate(plan, requests, advance)
@@ -128,14 +133,19 @@ def execute(
         load_s=load_s,
         command_line=command_line,
         config_hash=configuration_hash(plan, command) if is_named else None,
-        bounds=bound_names(plan, requests) if is_named else None,
+        bounds=bound_names(plan, requests) if is_named and sampled is None else None,
         page_bytes=plan.model.page_bytes(plan.page_tokens),
         rules_note=plan.rules_note or None,
         trace_note=trace.note or None,
-        run_warnings=[*time_warnings(command, requests), *communication_warnings(command, plan)],
+        run_warnings=[
+            *time_warnings(command, requests),
+            *communication_warnings(command, plan),
+            *(sampled.warnings if sampled else ()),
+        ],
         slo=plan.slo,
         model_note=plan.model_note or None,
         gpu_memory=None if plan.gpu_memory is None else memory_record(plan.gpu_memory),
+        estimated=sampled.fields if sampled else None,
     )
     return Result(record=record, outcome=outcome)
 

@@ -11,19 +11,24 @@ OF_EXPERTS = tuple(
     [f"hardware.{name}" for name in ("all2all_bytes_per_s", "all2all_latency_s", "all2all_dispatch_bytes", "expert_imbalance")]
 )
 """Settings of the times of GPUs that have experts of their own, the rate first."""
+SAMPLE = ("sample", "sample_draws")
+"""Samples of a trace."""
+QUEUES = ", where queues depend on all requests: a part of them does not tell how long they are"
+WHY = {("simulate", "sample"): QUEUES, ("saturate", "sample"): QUEUES, ("plan", "sample"): QUEUES}
+"""By command and setting, a reason that is not plain from the command; it follows "has no effect on"."""
 WITHOUT_EFFECT = {
     "simulate": (
         "replay", "curve", "print_tree", "validate", "server", "results", "saturate", "shadow", "serve", "plan", "leaderboard",
-        "train",
+        "train", *SAMPLE,
     ),
     "saturate": (
         "replay", "curve", "print_tree", "validate", "server", "results", "timeline", "events", "logger", "sweep.objective",
-        "shadow", "serve", "plan", "leaderboard", "train",
+        "shadow", "serve", "plan", "leaderboard", "train", *SAMPLE,
     ),
     "plan": (
         "replay", "curve", "print_tree", "validate", "server", "results", "timeline", "events", "logger", "sweep", "shadow",
         "serve", "substrate", "disk", "cluster.prefill", "cluster.decode", "cluster.decode_routing", "saturate.tolerance",
-        "saturate.most_runs", "saturate.price_per_hour", "leaderboard", "train",
+        "saturate.most_runs", "saturate.price_per_hour", "leaderboard", "train", *SAMPLE,
     ),
     "replay": (
         "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "validate", "server",
@@ -32,36 +37,36 @@ WITHOUT_EFFECT = {
     ),
     "validate": (
         "replay", "curve", "print_tree", "substrate", "logger", "events", "slo", "saturate", "shadow", "serve", "plan",
-        "leaderboard", "train", *ALLREDUCE, *OF_EXPERTS,
+        "leaderboard", "train", *ALLREDUCE, *OF_EXPERTS, *SAMPLE,
     ),
     "validate server": (
         "replay", "curve", "print_tree", "substrate", "disk", "logger", "timeline", "events", "slo", "saturate", "sweep",
-        "validate.measured", "validate.link_bytes", "shadow", "serve", "plan", "leaderboard", "train",
+        "validate.measured", "validate.link_bytes", "shadow", "serve", "plan", "leaderboard", "train", *SAMPLE,
     ),
     "curve": (
         "engine", "hardware", "drive", "network", "substrate", "disk", "replay", "tiers", "eviction", "placement",
         "prefetch", "checkpoint", "routing", "scheduling", "cluster", "preset", "print_tree", "timeline", "events",
         "logger", "sweep.objective", "validate", "server", "results", "slo", "saturate", "rules.cache_chunks", "shadow",
-        "serve", "plan", "leaderboard", "train",
+        "serve", "plan", "leaderboard", "train", *SAMPLE,
     ),
     "leaderboard": (
         "curve", "print_tree", "validate", "server", "results", "saturate", "shadow", "serve", "plan", "timeline", "events",
-        "logger", "sweep", "slo", "substrate", "disk", "train",
+        "logger", "sweep", "slo", "substrate", "disk", "train", *SAMPLE,
     ),
     "train": (
         "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "validate", "server", "results",
         "slo", "saturate", "shadow", "serve", "plan", "leaderboard", "eviction", "events", "logger", "sweep", "print_tree",
-        "warmup",
+        "warmup", *SAMPLE,
     ),
     "shadow": (
         "trace", "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "events", "validate",
         "server", "results", "slo", "saturate", "sweep", "warmup", "print_tree", "hardware.rank_jitter", "hardware.rank_faults",
-        "hardware.noise", *ALLREDUCE, *OF_EXPERTS, "rules.cache_chunks", "serve", "plan", "leaderboard", "train",
+        "hardware.noise", *ALLREDUCE, *OF_EXPERTS, "rules.cache_chunks", "serve", "plan", "leaderboard", "train", *SAMPLE,
     ),
     "serve": (
         "trace", "replay", "curve", "print_tree", "validate", "server", "results", "saturate", "slo", "sweep", "substrate",
         "disk", "warmup", "timeline", "events", "output", "logger", "routing", "cluster.prefill", "cluster.decode",
-        "cluster.decode_routing", "cluster.failures", "engine.reset_at_s", "shadow", "plan", "leaderboard", "train",
+        "cluster.decode_routing", "cluster.failures", "engine.reset_at_s", "shadow", "plan", "leaderboard", "train", *SAMPLE,
     ),
 }  # fmt: skip
 """By command, groups and settings; a section stands for all below it. ``validate server`` is ``kvsim validate`` with a server, or

@@ -209,6 +209,12 @@ class Stretches:
         self._starts: list[int] = []
         self._stops: list[int] = []
 
+    def copy(self) -> "Stretches":
+        """Return a set of the same ids."""
+        other = Stretches()
+        other._starts, other._stops = self._starts.copy(), self._stops.copy()
+        return other
+
     def known(self, start: int, pages: int) -> int:
         """Return how many of the ids ``start ... start + pages - 1``, counted from the start, are in the set without a gap."""
         i = bisect_right(self._starts, start) - 1

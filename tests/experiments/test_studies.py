@@ -98,6 +98,20 @@ def test_lru_or_not(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.long
+def test_sampling(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirty requests are too few: a tier of 1% of 40 pages is refused, and a sample of 1% of them has no request."""
+    module = study("sampling", monkeypatch, "--conversation", str(trace), "--weka", str(trace), "--output", str(tmp_path / "out"))
+    monkeypatch.setattr(module, "PLACES", (("conversations", (40, 300), 0.01, 2), ("generated", (9_000,), 0.25, 2)))
+    monkeypatch.setattr(module, "FAILING", [("conversations", 40, 0.25)])
+    monkeypatch.setattr(module, "SESSIONS", 400)
+    monkeypatch.setattr(module, "POLICIES", {"lru": ("eviction=lru",), "s3_fifo": ("eviction=s3_fifo",)})
+    assert module.STUDY.main() == 1, "claims about samples of 1% cannot hold without any"
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert verdicts(table) == 6 and table.count("not measured") >= 3 and "refused" in table and "SHARDS-adj" in table
+    assert (tmp_path / "out" / "results.html").stat().st_size > 100_000
+
+
+@pytest.mark.long
 def test_mooncake_figure_9(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = study("mooncake_fig9", monkeypatch, "--trace", str(trace), "--output", str(tmp_path))
     assert module.main() == 1, "these are not the published rates"

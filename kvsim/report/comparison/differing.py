@@ -87,7 +87,7 @@ def _follows(key: str, choice: str, settings: Sequence[Mapping[str, str]]) -> bo
 
 def setting_text(key: str, value: str) -> str:
     """Format a setting for a legend: a choice by its name alone, other settings with the last part of the key."""
-    if "." not in key and not key.startswith(("page", "seed", "warmup")):
+    if "." not in key and not key.startswith(("page", "seed", "warmup", "sample")):
         return value
     start, _, end = key.rpartition(".")
     return f"{start.rpartition('.')[2]} {value}" if end == "capacity" else f"{end}={value}"

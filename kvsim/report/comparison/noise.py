@@ -51,7 +51,7 @@ def against(
 
 
 def _resampled(run: Run) -> Resampled | None:
-    """Return a run's measures in each draw; None if its requests are not in its folder."""
+    """Return a run's measures in each draw; None if its requests are not in its folder, or are a sample."""
     path = run.folder / "requests.csv.gz"
     return _read(run.folder, path.stat().st_mtime_ns) if path.is_file() else None
 
@@ -60,6 +60,8 @@ def _resampled(run: Run) -> Resampled | None:
 def _read(folder: Path, _mtime_ns: int) -> Resampled | None:
     try:
         record = read_result(folder)
+        if "sample" in record:  # the rows are those of a sample, and the rates are not
+            return None
         return resampled(record, read_requests(folder, record, lambda name: name in NEEDED or name.startswith("hit_")))
     except Damaged:
         return None
