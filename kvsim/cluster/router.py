@@ -24,6 +24,24 @@ class Report(NamedTuple):
     used_pages: int = 0
 
 
+class Changes:
+    """Which engines' outstanding requests have changed, for each who wants to know."""
+
+    def __init__(self) -> None:
+        self._sets: list[set[int]] = []
+
+    def collect(self) -> set[int]:
+        """Return a new set, to which the numbers of engines are added from now on. Whoever has it empties it."""
+        changed: set[int] = set()
+        self._sets.append(changed)
+        return changed
+
+    def add(self, engine: int) -> None:
+        """An engine's requests have changed."""
+        for changed in self._sets:
+            changed.add(engine)
+
+
 class KnownEngine:
     """What the router knows of one engine: the ``EngineStatus`` that policies see.
 
@@ -37,8 +55,13 @@ class KnownEngine:
         staleness_s: float = 0.0,
         clock: Callable[[], float] = lambda: 0.0,
         policy: str = "a routing policy",
+        changes: "Changes | None" = None,
     ) -> None:
-        """``clock`` returns the time in seconds; it is not read if ``staleness_s`` is 0. Errors name the ``policy``."""
+        """``clock`` returns the time in seconds; it is not read if ``staleness_s`` is 0. Errors name the ``policy``.
+
+        ``changes`` are told of each request that is sent or has ended.
+        """
+        self._changes = changes
         self._policy = policy
         self._engine = engine
         self._capacity_pages = capacity_pages
@@ -69,6 +92,8 @@ class KnownEngine:
 
     def sent(self, request: Request, count: int = 1) -> None:
         """Count a request that is sent to the engine; with a ``count`` of -1, one that has ended."""
+        if self._changes is not None:
+            self._changes.add(self._engine)
         self._outstanding_requests += count
         self._outstanding_tokens += count * request.prompt_tokens
 
@@ -129,16 +154,22 @@ def name_of(policy: object) -> str:
 
 
 def known_engines(
-    policy: "RoutingPolicy", gpus: Mapping[int, Tier], clock: Callable[[], float], holders: Holders | None = None
+    policy: "RoutingPolicy",
+    gpus: Mapping[int, Tier],
+    clock: Callable[[], float],
+    holders: Holders | None = None,
+    changes: Changes | None = None,
 ) -> list[KnownEngine]:
     """Return what is known of each engine before a run, by number, with the reports that the policy needs.
 
-    ``gpus`` are their GPU tiers, still empty; ``clock`` returns the time in seconds. Pages are also reported to ``holders``.
+    ``gpus`` are their GPU tiers, still empty; ``clock`` returns the time in seconds. Pages are also reported to ``holders``, and
+    requests sent or ended to ``changes``.
     """
     engines = []
     for number, gpu in sorted(gpus.items()):
         capacity = gpu.pool.capacity
-        known = KnownEngine(number, None if capacity == UNLIMITED else capacity, policy.staleness_s, clock, name_of(policy))
+        pages = None if capacity == UNLIMITED else capacity
+        known = KnownEngine(number, pages, policy.staleness_s, clock, name_of(policy), changes)
         if policy.needs_cached_pages:
             known.watch(gpu, holders)
         if policy.needs_reports:

@@ -8,7 +8,7 @@ import numpy as np
 from kvsim.cluster.cluster import Cluster
 from kvsim.cluster.hand_over import HandOver
 from kvsim.cluster.held_pages import Holders
-from kvsim.cluster.router import Router, known_engines
+from kvsim.cluster.router import Changes, Router, known_engines
 from kvsim.core.answers import refused
 from kvsim.core.cache import Cache
 from kvsim.core.fan_out import TOGETHER
@@ -296,8 +296,8 @@ def build_cluster_of(
 def _router(plan: Plan, policy: RoutingPolicy, gpus: Mapping[int, Tier], substrate: Substrate, place: int) -> Router:
     """Build the router before the engines that compute prompts (``place`` 0), or before those that only decode (1)."""
     env = substrate.env
-    holders = Holders()
-    known = known_engines(policy, gpus, lambda: float(env.now), holders)
+    holders, changes = Holders(), Changes()
+    known = known_engines(policy, gpus, lambda: float(env.now), holders, changes)
     numbers = [engine.engine for engine in known]
     capacities = [engine.capacity_pages for engine in known]
     rng = np.random.default_rng([plan.seed, len(ALWAYS) + place])
@@ -310,6 +310,7 @@ def _router(plan: Plan, policy: RoutingPolicy, gpus: Mapping[int, Tier], substra
             prefills=plan.layout.role(numbers[0]) != "decode",
             decodes=plan.layout.role(numbers[0]) != "prefill",
             holders=holders.of,
+            changes=changes.collect,
             rng=rng,
         )
     )

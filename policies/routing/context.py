@@ -24,5 +24,8 @@ class RoutingContext:
     holders: Callable[[Request], Collection[int]] | None = None
     """Returns the numbers of all engines that may have cached any page of a prompt, as they have reported; among them can be some
     that have none. To ask changes nothing. None if that is not known. Only for policies with ``needs_cached_pages``."""
+    changes: Callable[[], set[int]] | None = None
+    """Returns a new set, to which the router adds the number of each engine that is sent a request or ends one: those whose
+    ``outstanding_requests`` and ``outstanding_tokens`` have changed. The policy empties it. None if nobody notes that."""
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     """Seeded; the policy's only source of randomness."""
