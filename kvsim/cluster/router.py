@@ -182,8 +182,7 @@ def known_engines(
 class Router:
     """Sends each request to the engine that the policy chooses among those that are up."""
 
-    def __init__(self, policy: "RoutingPolicy", engines: Sequence[KnownEngine], holders: Holders | None = None) -> None:
-        """``holders`` are those to whom the engines report their pages."""
+    def __init__(self, policy: "RoutingPolicy", engines: Sequence[KnownEngine]) -> None:
         self.policy = policy
         self.engines = {known.engine: known for known in engines}
         self._up = dict(self.engines)
@@ -191,7 +190,6 @@ class Router:
         self._choose: Any = policy.choose
         """Typed so that its answers may be anything."""
         self._name = name_of(policy)
-        self._holders = holders if policy.needs_cached_pages else None
 
     @property
     def has_engines(self) -> bool:
@@ -202,8 +200,6 @@ class Router:
         """Return the number of the engine that gets the request. At least one must be up. Raises PolicyError."""
         chosen = engine_number(self._name, "choose()", self._choose(request, self._offered, now), self._up)
         self._up[chosen].sent(request)
-        if self._holders is not None:
-            self._holders.expect(request)
         self.policy.on_sent(request, chosen, now)
         return chosen
 

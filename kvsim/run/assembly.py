@@ -296,7 +296,7 @@ def build_cluster_of(
 def _router(plan: Plan, policy: RoutingPolicy, gpus: Mapping[int, Tier], substrate: Substrate, place: int) -> Router:
     """Build the router before the engines that compute prompts (``place`` 0), or before those that only decode (1)."""
     env = substrate.env
-    holders, changes = Holders(), Changes()
+    holders, changes = Holders(sorted(gpus), lambda: float(env.now)), Changes()
     known = known_engines(policy, gpus, lambda: float(env.now), holders, changes)
     numbers = [engine.engine for engine in known]
     capacities = [engine.capacity_pages for engine in known]
@@ -310,8 +310,9 @@ def _router(plan: Plan, policy: RoutingPolicy, gpus: Mapping[int, Tier], substra
             prefills=plan.layout.role(numbers[0]) != "decode",
             decodes=plan.layout.role(numbers[0]) != "prefill",
             holders=holders.of,
+            leading=holders.leading,
             changes=changes.collect,
             rng=rng,
         )
     )
-    return Router(policy, known, holders)
+    return Router(policy, known)

@@ -231,18 +231,19 @@ def small_cluster(
 def router_for(policy: RoutingPolicy, engines: Sequence[SmallEngine], page_tokens: int) -> Router:
     """A router before some of the engines."""
     env = engines[0].env
-    holders, changes = Holders(), Changes()
     gpus = {engine.number: engine.gpu for engine in engines}
+    holders, changes = Holders(sorted(gpus), lambda: float(env.now)), Changes()
     known = known_engines(policy, gpus, lambda: float(env.now), holders, changes)
     context = RoutingContext(
         engines=[engine.number for engine in engines],
         capacities=[engine.gpu.pool.capacity for engine in engines],
         page_tokens=page_tokens,
         holders=holders.of,
+        leading=holders.leading,
         changes=changes.collect,
     )
     policy.bind(context)
-    return Router(policy, known, holders)
+    return Router(policy, known)
 
 
 def hand_over_for(

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from kvsim.cluster.router import Router, known_engines
+from kvsim.cluster.held_pages import Holders
+from kvsim.cluster.router import Changes, Router, known_engines
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier
@@ -30,8 +31,8 @@ def policy_of(name: str) -> RoutingPolicy:
 class SmallRouter(Router):
     """A router whose engines store what a test says."""
 
-    def __init__(self, policy: RoutingPolicy, gpus: dict[int, Tier]) -> None:
-        super().__init__(policy, known_engines(policy, gpus, lambda: 0.0))
+    def __init__(self, policy: RoutingPolicy, gpus: dict[int, Tier], holders: Holders, changes: Changes) -> None:
+        super().__init__(policy, known_engines(policy, gpus, lambda: 0.0, holders, changes))
         self.gpus = gpus
 
     def cached(self, engine: int, *extents: Extent) -> None:
@@ -43,17 +44,21 @@ class SmallRouter(Router):
 def router(policy: RoutingPolicy, engines: int = 3, *, seed: int = 0, **known: Any) -> SmallRouter:
     """A router before engines that are all up and empty; ``known`` is what else policies may know. The clock stands still."""
     numbers = range(engines)
+    holders, changes = Holders(numbers), Changes()
     policy.bind(
         RoutingContext(
             engines=numbers,
             capacities=[None] * engines,
             page_tokens=PAGE_TOKENS,
+            holders=holders.of,
+            leading=holders.leading,
+            changes=changes.collect,
             rng=np.random.default_rng(seed),
             **known,
         )
     )
     gpus = {number: Tier("gpu", 0, Pool(None), LRU()) for number in numbers}
-    return SmallRouter(policy, gpus)
+    return SmallRouter(policy, gpus, holders, changes)
 
 
 def prompt(*extents: Extent, index: int = 0, session: int = -1, output_tokens: int = 1) -> Request:

@@ -54,8 +54,8 @@ def test_a_choice_looks_only_at_engines_whose_requests_have_changed() -> None:
     assert lowest.of(known, asking) == 0
 
 
-class FromTheEnd(LeastLoaded):
-    """Counts each engine's load down by its number, which nobody tells the index of."""
+class Handicapped(LeastLoaded):
+    """Counts something besides the load, of which nobody tells the index."""
 
     handicap = 0
 
@@ -64,9 +64,8 @@ class FromTheEnd(LeastLoaded):
 
 
 def test_a_class_with_loads_of_its_own_is_asked_for_that_of_every_engine() -> None:
-    policy = FromTheEnd()
-    changes = Changes()
-    small = router(policy, changes=changes.collect)
+    policy = Handicapped()
+    small = router(policy)
     assert small.send(prompt(), 0.0) == 0
     small.ended(prompt(), 0, 1.0)
     policy.handicap = 1

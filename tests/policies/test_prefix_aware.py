@@ -37,7 +37,8 @@ def test_a_match_decides_above_the_threshold(pages: int, chosen: int) -> None:
 def in_flight(small: SmallRouter, *counts: int) -> None:
     """Let the engines have these numbers of requests that have not ended."""
     for known, count in zip(small.engines.values(), counts, strict=True):
-        known._outstanding_requests = count
+        while known.outstanding_requests != count:
+            known.sent(prompt(), 1 if known.outstanding_requests < count else -1)
 
 
 @pytest.mark.parametrize(
