@@ -1,6 +1,6 @@
 """One or more engines on one clock: requests arrive, a router chooses an engine, engines fail and come back."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, isnan
 from time import perf_counter
@@ -104,6 +104,8 @@ class Cluster(Frontend):
         self._lost: set[int] = set()
         """Engines whose GPUs are lost for good."""
         self._advance: Callable[[int], None] | None = None
+        self._own: Collection[int] | None = None
+        """The indices of the requests that are served here; None: all."""
         for engine in engines:
             engine.report_to(self)
             own = self._router_of(engine.number)
@@ -119,13 +121,18 @@ class Cluster(Frontend):
 
     # --- a run -------------------------------------------------------------------------------------------------------
 
-    def run(self, requests: Sequence[Request], advance: Callable[[int], None] | None = None) -> Outcome:
-        """Serve all requests; ``advance`` is called with the number ended so far. Raises RuntimeError if some never end."""
+    def run(
+        self, requests: Sequence[Request], advance: Callable[[int], None] | None = None, own: Collection[int] | None = None
+    ) -> Outcome:
+        """Serve all requests; ``advance`` is called with the number ended so far. Raises RuntimeError if some never end.
+
+        With ``own``, only the requests with these indices are served, at the same times; the others are served elsewhere.
+        """
         began = perf_counter()
-        self._advance = advance
+        self._advance, self._own = advance, own
         self.start(requests)
         with without_garbage_collector():
-            if requests:
+            if self._unfinished:
                 self._run_until_all_end()
             ended_s = self.env.now
             self.env.run()
@@ -139,8 +146,8 @@ class Cluster(Frontend):
     def start(self, requests: Sequence[Request]) -> None:
         """Begin a run: the clock is about to start."""
         self.book = Book(requests)
-        self._unfinished = len(requests)
-        self.is_done = not requests
+        self._unfinished = self._count = len(requests) if self._own is None else len(self._own)
+        self.is_done = not self._unfinished
         movers = dict.fromkeys([engine.mover for engine in self.engines])
         for mover in movers:
             mover.watches.append(Landings(self.book, self.env))
@@ -177,7 +184,8 @@ class Cluster(Frontend):
             while time_s > env.now:  # once more if the sum was rounded down: before ``time_s``, nothing may be delivered
                 yield env.timeout(time_s - env.now)
             if isinstance(what, Request):
-                self._arrive(what)
+                if self._own is None or what.index in self._own:
+                    self._arrive(what)
             else:
                 self._reset(what)
 
@@ -307,7 +315,7 @@ class Cluster(Frontend):
             self._all_ended.succeed()
             self._wake_all()
         if self._advance:
-            self._advance(len(self.book.requests) - self._unfinished)
+            self._advance(self._count - self._unfinished)
         for number in self._followers.pop(index, ()):
             follower = self.book.requests[number]
             arrival = self.env.timeout(follower.delay_s, follower)

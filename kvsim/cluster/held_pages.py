@@ -2,71 +2,72 @@
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Final
 
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier
 from kvsim.core.watch import Watch
-from kvsim.pages.extent_counts import PageCounts
 from kvsim.pages.extents import Extent, page_at, split_extents
-
-NOBODY: Final[dict[int, None]] = {}
+from kvsim.pages.page_owners import Leading, OwnCounts, PageOwners
 
 
 class Holders:
-    """Which engines may hold the first page of a prompt.
+    """What all engines hold, as they have reported: one index for them all."""
 
-    Every path that an engine stores belongs to a request that was sent to it, and a piece of a path that begins with its first
-    page is the first of the path: whoever holds that page has reported such a piece.
-    """
-
-    def __init__(self) -> None:
-        self._engines: dict[int, dict[int, None]] = {}
-        """By first page of a path, of all requests that have been sent to an engine."""
-        self._above: dict[int, tuple[int, ...]] = {}
-        """By the number of a tier that engines share, these engines."""
+    def __init__(self, engines: Sequence[int] = (0,), clock: Callable[[], float] = lambda: 0.0) -> None:
+        """``engines`` are their numbers, ascending; ``clock`` returns the time in seconds."""
+        self._engines = list(engines)
+        self._clock = clock
+        self.places = {engine: place for place, engine in enumerate(engines)}
+        """The position of each engine among all, by which ``owners`` knows it."""
+        self.owners = PageOwners(len(engines))
+        self._late: deque[tuple[float, HeldPages]] = deque()
+        """Times at which reports arrive, with those to whom; all are under way equally long."""
+        self._lower: Holders | None = None
+        self._above: list[tuple[int, ...]] = []
+        """The engines above each tier below the GPUs."""
         self._always: dict[int, None] = {}
         """Engines above tiers that do not tell of the first page of a path."""
 
-    def share(self, number: int, engines: Sequence[int], *, tells_all: bool) -> None:
-        """Let a number below 0 stand for a tier below the GPUs of these engines; whether that tells of every page."""
-        self._above[number] = tuple(engines)
-        if not tells_all:
-            self._always.update(dict.fromkeys(engines))
+    def share(self, above: Sequence[tuple[Sequence[int], bool]]) -> "Holders":
+        """Return an index of what the tiers below the GPUs hold, by their positions in ``above``.
 
-    def expect(self, request: Request) -> None:
-        """Heed reports of the first pages of what engines may store for a request, which is being sent to one of them.
-
-        A path begins with the prompt or, if that has no full page, with an answer.
+        That has the engines above each tier, and whether the tier tells of every page.
         """
-        if request.runs:
-            self._engines.setdefault(request.runs[0][0], {})
-        if request.prompt_pages < 2:  # none of them full, or the only one may be partial
-            for answer in (request.output_runs, *request.sample_output_runs):
-                if answer:
-                    self._engines.setdefault(answer[0][0], {})
+        self._lower = Holders(range(len(above)), self._clock)
+        self._above = [tuple(engines) for engines, _ in above]
+        self._always = dict.fromkeys([engine for engines, tells_all in above if not tells_all for engine in engines])
+        return self._lower
+
+    def expect(self, arrives_s: float, held: "HeldPages") -> None:
+        """A report will arrive at a time, after all others that are under way."""
+        self._receive()
+        self._late.append((arrives_s, held))
+
+    def _receive(self) -> None:
+        """Have all reports that have arrived taken in."""
+        late = self._late
+        if late:
+            now = self._clock()
+            while late and late[0][0] <= now:
+                late.popleft()[1].receive(now)
 
     def of(self, request: Request) -> Collection[int]:
-        """Return the numbers of the engines that hold the first page of a prompt, and of some that no longer do or will soon."""
-        found = self._engines.get(request.runs[0][0], NOBODY) if request.runs else NOBODY
-        if not self._above:
+        """Return the numbers of the engines that hold the first page of a prompt, or are above a tier that may have it."""
+        if not request.runs:
+            return ()
+        self._receive()
+        found = [self._engines[place] for place in self.owners.of(request.runs[0][0])]
+        if self._lower is None:
             return found
-        engines = dict.fromkeys(self._always)
-        for number in found:
-            engines.update(dict.fromkeys(self._above[number] if number < 0 else (number,)))
+        engines = dict.fromkeys([*self._always, *found])
+        for place in self._lower.of(request):
+            engines.update(dict.fromkeys(self._above[place]))
         return engines
 
-    def stored(self, engine: int, start: int) -> None:
-        """An engine has stored a piece that begins with this page."""
-        engines = self._engines.get(start)
-        if engines is not None:
-            engines[engine] = None
-
-    def dropped(self, engine: int, start: int) -> None:
-        """An engine does not hold this page any more."""
-        engines = self._engines.get(start)
-        if engines is not None:
-            engines.pop(engine, None)
+    def leading(self, request: Request) -> Leading:
+        """Return how many leading pages of a prompt each engine holds, by its place among all."""
+        self._receive()
+        return self.owners.leading(request.runs)
 
 
 class HeldPages(Watch):
@@ -83,12 +84,14 @@ class HeldPages(Watch):
         holders: Holders | None = None,
         engine: int = 0,
     ) -> None:
-        """``clock`` returns the time in seconds; it is not read if ``staleness_s`` is 0. ``holders`` hear of the ``engine``."""
+        """``clock`` returns the time in seconds; it is not read if ``staleness_s`` is 0.
+
+        ``holders`` know what the ``engine`` holds.
+        """
         self._holders = holders
-        self._engine = engine
         self._staleness_s = staleness_s
         self._clock = clock
-        self._held = PageCounts()
+        self._held = OwnCounts() if holders is None else OwnCounts(holders.owners, holders.places[engine])
         self._under_way: deque[tuple[float, bool, tuple[Extent, ...]]] = deque()
         """Reports that have not arrived: (time of arrival, whether the pages are stored or dropped, the pages)."""
 
@@ -102,8 +105,6 @@ class HeldPages(Watch):
         return [(start, pages) for start, pages, _ in self._held.counted()]
 
     def stored(self, tier: Tier, extents: tuple[Extent, ...]) -> None:
-        if self._holders is not None:
-            self._holders.stored(self._engine, extents[0][0])
         if self._staleness_s:
             self._expect(True, extents)
         else:
@@ -120,6 +121,8 @@ class HeldPages(Watch):
         now = self._clock()
         self.receive(now)
         self._under_way.append((now + self._staleness_s, is_stored, extents))
+        if self._holders is not None:
+            self._holders.expect(now + self._staleness_s, self)
 
     def receive(self, now: float) -> None:
         """Take in the reports that have arrived by ``now``."""
@@ -134,8 +137,6 @@ class HeldPages(Watch):
             self._held.add(extents)
         else:
             self._held.remove(extents)
-            if self._holders is not None and not (self._under_way or self._held.leading(extents)):
-                self._holders.dropped(self._engine, extents[0][0])
 
     def following_pages(self, extents: tuple[Extent, ...], after: int, unit: int) -> int:
         """Return how many pages of a path are known to be held after its first ``after`` ones, as of the last ``receive``.

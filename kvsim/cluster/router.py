@@ -27,6 +27,24 @@ class Report(NamedTuple):
     pending_requests: int = 0
 
 
+class Changes:
+    """Which engines' outstanding requests have changed, for each who wants to know."""
+
+    def __init__(self) -> None:
+        self._sets: list[set[int]] = []
+
+    def collect(self) -> set[int]:
+        """Return a new set, to which the numbers of engines are added from now on. Whoever has it empties it."""
+        changed: set[int] = set()
+        self._sets.append(changed)
+        return changed
+
+    def add(self, engine: int) -> None:
+        """An engine's requests have changed."""
+        for changed in self._sets:
+            changed.add(engine)
+
+
 class KnownEngine:
     """What the router knows of one engine: the ``EngineStatus`` that policies see.
 
@@ -40,8 +58,13 @@ class KnownEngine:
         staleness_s: float = 0.0,
         clock: Callable[[], float] = lambda: 0.0,
         policy: str = "a routing policy",
+        changes: "Changes | None" = None,
     ) -> None:
-        """``clock`` returns the time in seconds; it is not read if ``staleness_s`` is 0. Errors name the ``policy``."""
+        """``clock`` returns the time in seconds; it is not read if ``staleness_s`` is 0. Errors name the ``policy``.
+
+        ``changes`` are told of each request that is sent or has ended.
+        """
+        self._changes = changes
         self._policy = policy
         self._engine = engine
         self._capacity_pages = capacity_pages
@@ -73,6 +96,8 @@ class KnownEngine:
 
     def sent(self, request: Request, count: int = 1) -> None:
         """Count a request that is sent to the engine; with a ``count`` of -1, one that has ended."""
+        if self._changes is not None:
+            self._changes.add(self._engine)
         self._outstanding_requests += count
         self._outstanding_tokens += count * request.prompt_tokens
 
@@ -156,17 +181,23 @@ def name_of(policy: object) -> str:
 
 
 def known_engines(
-    policy: "RoutingPolicy", gpus: Mapping[int, Tier], clock: Callable[[], float], holders: Holders | None = None
+    policy: "RoutingPolicy",
+    gpus: Mapping[int, Tier],
+    clock: Callable[[], float],
+    holders: Holders | None = None,
+    changes: Changes | None = None,
 ) -> list[KnownEngine]:
     """Return what is known of each engine before a run, by number, with the reports that the policy needs.
 
-    ``gpus`` are their GPU tiers, still empty; ``clock`` returns the time in seconds. Pages are also reported to ``holders``.
+    ``gpus`` are their GPU tiers, still empty; ``clock`` returns the time in seconds. Pages are also reported to ``holders``, and
+    requests sent or ended to ``changes``.
     """
     below = lower_watches(policy, gpus, clock, holders) if policy.needs_lower_pages else {}
     engines = []
     for number, gpu in sorted(gpus.items()):
         capacity = gpu.pool.capacity
-        known = KnownEngine(number, None if capacity == UNLIMITED else capacity, policy.staleness_s, clock, name_of(policy))
+        pages = None if capacity == UNLIMITED else capacity
+        known = KnownEngine(number, pages, policy.staleness_s, clock, name_of(policy), changes)
         if policy.needs_cached_pages:
             known.watch(gpu, holders)
         if policy.needs_lower_pages:
@@ -185,12 +216,11 @@ def lower_watches(
     for number, gpu in sorted(gpus.items()):
         for tier in gpu.all_below():
             engines.setdefault(tier, []).append(number)
+    below = None if holders is None else holders.share([(above, tier.told_unit == 1) for tier, above in engines.items()])
     watches: dict[Tier, HeldPages] = {}
-    for number, (tier, above) in enumerate(engines.items(), 1):
-        watches[tier] = HeldPages(policy.staleness_s, clock, holders, -number)
+    for number, tier in enumerate(engines):
+        watches[tier] = HeldPages(policy.staleness_s, clock, below, number)
         tier.watches.append(watches[tier])
-        if holders is not None:
-            holders.share(-number, above, tells_all=tier.told_unit == 1)
     return watches
 
 
@@ -198,8 +228,7 @@ def lower_watches(
 class Router:
     """Sends each request to the engine that the policy chooses among those that are up."""
 
-    def __init__(self, policy: "RoutingPolicy", engines: Sequence[KnownEngine], holders: Holders | None = None) -> None:
-        """``holders`` are those to whom the engines report their pages."""
+    def __init__(self, policy: "RoutingPolicy", engines: Sequence[KnownEngine]) -> None:
         self.policy = policy
         self.engines = {known.engine: known for known in engines}
         self._up = dict(self.engines)
@@ -207,7 +236,6 @@ class Router:
         self._choose: Any = policy.choose
         """Typed so that its answers may be anything."""
         self._name = name_of(policy)
-        self._holders = holders if policy.needs_cached_pages else None
         self._may_keep = policy.may_keep
         self._reports_due: deque[float] = deque()
         """When the reports arrive that are on their way, for a policy that may keep requests."""
@@ -224,8 +252,6 @@ class Router:
             return None
         chosen = engine_number(self._name, "choose()", answer, self._up)
         self._up[chosen].sent(request)
-        if self._holders is not None:
-            self._holders.expect(request)
         self.policy.on_sent(request, chosen, now)
         return chosen
 

@@ -1,6 +1,6 @@
 """The result of a run, for its report: one row per request, and the counts of tiers, links and policies."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -207,11 +207,7 @@ def describe_caches(caches: Sequence[ServedCache | Server], requests: Sequence[R
         known.peak_pages += tier.pool.peak_pages
         known.evicted_pages += tier.evicted_pages
         known.inserted_pages += tier.inserted_pages
-    for name, hits in zip(names[1:], hit_pages.sum(axis=0)[1:].tolist(), strict=True):
-        if name in tiers and hits <= FEW_HITS * tiers[name].inserted_pages:
-            found = [held for cache in caches if (held := cache.held_pages(name)) is not None]
-            if len(found) == len(caches):
-                tiers[name].held_pages, tiers[name].own_pages = sum([held for held, _ in found]), sum([own for _, own in found])
+    note_held(tiers, names, hit_pages, lambda name: held_below(caches, name))
     known_pages, checkpoints = None, dict[str, int]()
     for cache in caches:
         checkpoints = summed([checkpoints, cache.describe_checkpoints()])
@@ -224,6 +220,22 @@ def describe_caches(caches: Sequence[ServedCache | Server], requests: Sequence[R
         "checkpoints": checkpoints,
         "known_pages": known_pages,
     }
+
+
+def note_held(
+    tiers: dict[str, TierUse], names: Sequence[str], hit_pages: np.ndarray, held: Callable[[str], tuple[int, int] | None]
+) -> None:
+    """Note what tiers with next to no hits hold, of the ``names`` that results list; ``held`` returns it like ``held_below``."""
+    for name, hits in zip(names[1:], hit_pages.sum(axis=0)[1:].tolist(), strict=True):
+        if name in tiers:
+            few = hits <= FEW_HITS * tiers[name].inserted_pages
+            tiers[name].held_pages, tiers[name].own_pages = (held(name) if few else None) or (None, None)
+
+
+def held_below(caches: Sequence[ServedCache | Server], name: str) -> tuple[int, int] | None:
+    """Return the pages that all tiers of a name have, and how many of them no tier above has; None if a cache does not know."""
+    found = [held for cache in caches if (held := cache.held_pages(name)) is not None]
+    return (sum([held for held, _ in found]), sum([own for _, own in found])) if len(found) == len(caches) else None
 
 
 def summed(counts: Sequence[dict[str, int]]) -> dict[str, int]:

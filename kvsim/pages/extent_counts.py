@@ -72,8 +72,12 @@ class PageCounts:
                 raise AssertionError(f"pages {starts[at]} to {starts[at + 1] - 1} are removed more often than they were added")
             if counts[at] == (by > 0):
                 self.pages += by * (starts[at + 1] - starts[at])
+                self._changed(starts[at], starts[at + 1], by > 0)
         self._join(last)
         self._join(first)
+
+    def _changed(self, start: int, end: int, is_counted: bool) -> None:
+        """The pages from ``start`` up to, not including, ``end`` have a count above 0 from now on, or the count 0 again."""
 
     def _cut(self, start: int) -> int:
         """Return the position in the lists that begins with this id, cutting one in two if need be."""

@@ -346,7 +346,10 @@ def _with_stores(hardware: HardwareSpec, config: Config, tiers: list[TierPlan], 
 def _recorded(config: Config, present: Sequence[str]) -> Config:
     """Return what is recorded of the configuration: settings that affect the result, of the tiers that results list."""
     listed = {name: node for name, node in config["tiers"].items() if name in ALWAYS or name in present}
-    return {key: listed if key == "tiers" else value for key, value in config.items() if key not in NOT_RECORDED}
+    recorded = {key: listed if key == "tiers" else value for key, value in config.items() if key not in NOT_RECORDED}
+    if isinstance(cluster := recorded.get("cluster"), dict):
+        recorded["cluster"] = {key: value for key, value in cluster.items() if key != "workers"}
+    return recorded
 
 
 def _decode_routing(config: Config) -> RoutingPolicy:

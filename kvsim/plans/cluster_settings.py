@@ -14,13 +14,14 @@ class ClusterSettings:
 
     engines: int = 1
     engines_per_host: int | None = None
+    workers: int = 1
     prefill: int = 0
     decode: int = 0
     failures: list[dict[str, Any]] = field(default_factory=list)
     decode_routing: Any = None
 
     def __post_init__(self) -> None:
-        check_settings(self, Whole(1), "engines")
+        check_settings(self, Whole(1), "engines", "workers")
         check_settings(self, Whole(1), "engines_per_host", or_null=True, hint="null puts all on one host")
         check_settings(self, Whole(), "prefill", "decode")
         if bool(self.prefill) != bool(self.decode):

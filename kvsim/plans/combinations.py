@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from kvsim.core.rules import IN_TIME
 from kvsim.errors import NoEffect, UsageError
 from kvsim.hardware.tier_kinds import FILE, REMOTE, TIER_KINDS, kind_of
+from kvsim.plans.apart import check_apart
 from kvsim.plans.capacity import check_numbered
 from kvsim.plans.gpu_memory import check_fits
 from kvsim.plans.parallel import SHARES_MEMORY, check_parallel
@@ -149,6 +150,8 @@ def _check_cluster(plan: Plan, keys: set[str]) -> None:
         for name in router.without_effect():
             if key := given(keys, f"{place}.{name}"):
                 raise NoEffect(key, f"with these settings of {type(router).__name__}")
+    if plan.cluster.workers > 1:
+        check_apart(plan)
     if plan.layout.engines == 1:
         for name in ("routing", "cluster.engines_per_host", "hardware.host_memory_bytes_per_s"):
             if key := given(keys, name):

@@ -8,7 +8,7 @@ import numpy as np
 from kvsim.cluster.cluster import Cluster
 from kvsim.cluster.hand_over import HandOver
 from kvsim.cluster.held_pages import Holders
-from kvsim.cluster.router import Router, known_engines
+from kvsim.cluster.router import Changes, Router, known_engines
 from kvsim.core.answers import refused
 from kvsim.core.cache import Cache
 from kvsim.core.fan_out import TOGETHER
@@ -297,8 +297,8 @@ def build_cluster_of(
 def _router(plan: Plan, policy: RoutingPolicy, gpus: Mapping[int, Tier], substrate: Substrate, place: int) -> Router:
     """Build the router before the engines that compute prompts (``place`` 0), or before those that only decode (1)."""
     env = substrate.env
-    holders = Holders()
-    known = known_engines(policy, gpus, lambda: float(env.now), holders)
+    holders, changes = Holders(sorted(gpus), lambda: float(env.now)), Changes()
+    known = known_engines(policy, gpus, lambda: float(env.now), holders, changes)
     numbers = [engine.engine for engine in known]
     capacities = [engine.capacity_pages for engine in known]
     rng = np.random.default_rng([plan.seed, len(ALWAYS) + place])
@@ -311,9 +311,11 @@ def _router(plan: Plan, policy: RoutingPolicy, gpus: Mapping[int, Tier], substra
             prefills=plan.layout.role(numbers[0]) != "decode",
             decodes=plan.layout.role(numbers[0]) != "prefill",
             holders=holders.of,
+            leading=holders.leading,
+            changes=changes.collect,
             prefill_s=context(plan, (), gpus[numbers[0]]).recompute_s,
             decode_step_s=plan.model.weight_bytes(1) / plan.hardware.effective_memory_bytes_per_s,
             rng=rng,
         )
     )
-    return Router(policy, known, holders)
+    return Router(policy, known)

@@ -30,6 +30,7 @@ from kvsim.replaying.replay import Replay
 from kvsim.replaying.samples import SampleServer
 from kvsim.replaying.server import CacheServer
 from kvsim.replaying.settings import ReplaySettings
+from kvsim.run.apart import simulate_apart
 from kvsim.run.assembly import (
     Graph,
     build_cache,
@@ -97,6 +98,10 @@ def simulate(
     plan = with_known_answers(plan, requests)
     check_answers(plan, requests)
     _check_requests(plan, requests, replace(plan.replay, hold_output=True))
+    if plan.cluster.workers > 1:
+        if watching:
+            raise UsageError("cluster.workers: who is told of pages is told in one process: set cluster.workers=1")
+        return simulate_apart(plan, requests, advance)
     choice = SUBSTRATES[plan.substrate]
     known = fixed(requests)
     graphs = build_graphs(plan, known, choice.pool)

@@ -48,7 +48,7 @@ class Sampled:
     warnings: list[str]
 
 
-def replay_sample(plan: Plan, requests: list[Request], advance: Callable[[int], None] | None = None) -> Sampled:
+def replay_sample(plan: Plan, requests: Sequence[Request], advance: Callable[[int], None] | None = None) -> Sampled:
     """Replay samples of a trace, as ``plan.sampling`` says, and estimate the hits of all its requests.
 
     Raises UsageError if the samples cannot tell.
@@ -65,7 +65,7 @@ def replay_sample(plan: Plan, requests: list[Request], advance: Callable[[int], 
 class Samples:
     """The samples of a trace, and what is known of all of it."""
 
-    def __init__(self, plan: Plan, requests: list[Request]) -> None:
+    def __init__(self, plan: Plan, requests: Sequence[Request]) -> None:
         """Raise UsageError for a trace of which LRU's hits are not known."""
         assert plan.sampling is not None
         if what := not_bounded(requests):
@@ -78,7 +78,7 @@ class Samples:
         self.subtrees = Subtrees(self.requests)
         self.estimator = Estimator(plan, self.whole)
 
-    def _fitting(self, requests: list[Request]) -> list[Request]:
+    def _fitting(self, requests: Sequence[Request]) -> list[Request]:
         """Return the requests that the GPU tier can hold; others are rejected."""
         room = self.plan.tiers[0].capacity_pages
         fitting = [

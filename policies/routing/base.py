@@ -101,6 +101,16 @@ class RoutingPolicy(metaclass=ABCMeta):
         """Age, in seconds, of what engines report when the policy sees it. Policies that need it have it as a setting."""
         return 0.0
 
+    @property
+    def chooses_by(self) -> str:
+        """What a choice depends on besides which engines are up.
+
+        request   the request alone
+        order     the requests in the order in which they are sent
+        state     anything else: time, load, what engines have cached
+        """
+        return "state"
+
     def bind(self, context: RoutingContext) -> None:
         """Called once, before the run."""
 

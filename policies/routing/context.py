@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvsim.core.request import Request
+from kvsim.pages.page_owners import Leading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +23,14 @@ class RoutingContext:
     decodes: bool = True
     """Whether these engines generate answers; otherwise they pass their prompts on once they are computed."""
     holders: Callable[[Request], Collection[int]] | None = None
-    """Returns the numbers of all engines that may have cached any page of a prompt, as they have reported; among them can be some
-    that have none. To ask changes nothing. None if that is not known. Only for policies with ``needs_cached_pages``."""
+    """Returns the numbers of all engines that have cached any leading page of a prompt, as they have reported. To ask changes
+    nothing. None if that is not known. Only for policies with ``needs_cached_pages``."""
+    leading: Callable[[Request], Leading] | None = None
+    """Returns how many leading pages of a prompt each engine has cached, as they have reported, by the engine's position in
+    ``engines``. None if that is not known. Only for policies with ``needs_cached_pages``."""
+    changes: Callable[[], set[int]] | None = None
+    """Returns a new set, to which the router adds the number of each engine that is sent a request or ends one: those whose
+    ``outstanding_requests`` and ``outstanding_tokens`` have changed. The policy empties it. None if nobody notes that."""
     prefill_s: Callable[[int, int], float] | None = None
     """Returns the seconds in which an engine that does nothing else computes tokens ``start ... tokens - 1`` of a prompt, given
     (start, tokens), with all tokens before cached. None if that is not known."""

@@ -1,7 +1,8 @@
 """KV-aware routing, as NVIDIA Dynamo's router does it (``lib/kv-router/src/scheduling/selector.rs`` and ``sequences``)."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import exp
 from typing import Final
 
@@ -10,18 +11,20 @@ import numpy as np
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.numbers import SECONDS, Real, check_settings
-from kvsim.pages.extent_counts import PageCounts
+from kvsim.pages.page_owners import Leading, OwnCounts, PageOwners
 from kvsim.policies.routing.base import EngineStatus, RoutingPolicy
 from kvsim.policies.routing.context import RoutingContext
 
-NOBODY: Final[dict[int, int]] = {}
+LARGEST: Final = 2**20
+"""Factors of exact costs up to which these are surely integers of 64 bits."""
 
 
 class ActiveRequests:
     """What the requests sent to an engine, and not ended, need there."""
 
-    def __init__(self) -> None:
-        self.pages = PageCounts()
+    def __init__(self, owners: PageOwners, place: int) -> None:
+        """``owners`` know the engine by its ``place``."""
+        self.pages = OwnCounts(owners, place)
         """Pages of their prompts; those that several share are one."""
         self.prompt_pages = 0
         """The same, where those that several share count for each."""
@@ -64,27 +67,28 @@ class KVAware(RoutingPolicy):
         return True
 
     def bind(self, context: RoutingContext) -> None:
+        weight = Fraction(str(float(self.overlap_score_weight)))
         self._page_tokens = context.page_tokens
         self._prefills, self._decodes = context.prefills, context.decodes
         self._rng: np.random.Generator = context.rng
-        self._active = {engine: ActiveRequests() for engine in context.engines}
+        self._per_token = weight.numerator
+        self._per_page = weight.denominator * context.page_tokens
+        """What a token to compute, and a page in use, add to a cost, in parts of a block: ``_per_page`` of them are one."""
+        self._owners = PageOwners(len(context.engines))
+        self._numbers = {engine: place for place, engine in enumerate(context.engines)}
+        self._active = {engine: ActiveRequests(self._owners, place) for engine, place in self._numbers.items()}
         self._tokens_to_compute = 0
-        self._holders = context.holders if type(self).cost is KVAware.cost else None
-        """Who may have cached some of a prompt; without it, all engines are asked."""
-        self._numbers = {engine: at for at, engine in enumerate(context.engines)}
-        self._loads = np.zeros((3, len(context.engines)), np.int64)
-        """Of each engine, what ``ActiveRequests`` says: tokens to compute, different pages, all pages."""
-        self._senders: dict[int, dict[int, int]] = {}
-        """By first page of a prompt: how many requests with that page each engine has that have not ended."""
+        self._leading = context.leading if type(self).cost is KVAware.cost else None
+        """What all engines have cached; without it, each is asked."""
+        is_small = max(self._per_token, self._per_page) <= LARGEST
+        self._loads: np.ndarray = np.zeros(len(context.engines), np.int64 if is_small else object)
+        """What the requests of each engine add to the cost of any other, in parts of a block."""
         self._offered: Sequence[EngineStatus] = ()
-        self._places: dict[int, int] = {}
         self._rows = np.zeros(0, np.int64)
-        """Where each of the engines that were offered last stands among them, and in ``_loads``."""
+        """Where each of the engines that were offered last stands in ``_loads``."""
 
     def choose(self, request: Request, engines: Sequence[EngineStatus], now: float) -> int:
-        holders = self._holders
-        costs = self._ask(request, engines) if holders is None else self._costs(request, engines, holders(request))
-        chosen = engines[self._draw(costs)]
+        chosen = engines[self._draw(self._ask(request, engines) if self._leading is None else self._costs(request, engines))]
         self._tokens_to_compute = self._tokens(request, chosen)
         return chosen.engine
 
@@ -92,37 +96,58 @@ class KVAware(RoutingPolicy):
         """Return the cost of each engine."""
         return np.array([self.cost(request, status) for status in engines])
 
-    def _costs(self, request: Request, engines: Sequence[EngineStatus], holders: Collection[int]) -> np.ndarray:
-        """Return the cost of each engine. Only those are asked that may have some of the prompt: the others have none."""
-        if engines is not self._offered:
-            self._offered = engines
-            self._places = {status.engine: at for at, status in enumerate(engines)}
-            self._rows = np.array([self._numbers[status.engine] for status in engines], np.int64)
-        loads = self._loads if len(engines) == len(self._numbers) else self._loads[:, self._rows]
+    def _costs(self, request: Request, engines: Sequence[EngineStatus]) -> np.ndarray:
+        """Return the cost of each engine; without a temperature, in parts of a block and less what is equal for all."""
+        assert self._leading is not None
+        costs: np.ndarray = self._loads.copy()
+        if self._prefills:
+            self._take_off_cached(costs, request, self._leading(request))
+            if self._decodes:
+                subtract(costs, self._owners.leading(request.runs), self._per_page)
+        if len(engines) < len(costs):
+            if engines is not self._offered:
+                self._offered = engines
+                self._rows = np.array([self._numbers[status.engine] for status in engines], np.int64)
+            costs = costs[self._rows]
+        if not self.router_temperature:
+            return costs
+        return ((costs + self._own_cost(request)) / self._per_page).astype(float)
+
+    def _take_off_cached(self, costs: np.ndarray, request: Request, cached: Leading) -> None:
+        """Take off the tokens of a prompt that each engine has cached; the last page may be partial."""
+        tokens, page_tokens = request.prompt_tokens, self._page_tokens
+        if request.prompt_pages * page_tokens <= tokens:
+            subtract(costs, cached, self._per_token * page_tokens)
+            return
+        if cached.many is not None:
+            for place, pages in cached.few.items():
+                cached.many[place] += pages
+            costs -= self._per_token * np.minimum(cached.many * page_tokens, tokens)
+            return
+        for place, pages in cached.few.items():
+            costs[place] -= self._per_token * min(pages * page_tokens, tokens)
+
+    def _own_cost(self, request: Request) -> int:
+        """Return what a request adds to the cost of an idle engine without any of its pages, in parts of a block."""
         if not self._prefills:
-            prompt_pages: np.ndarray = loads[2] + request.prompt_pages
-            return prompt_pages.astype(float)
-        tokens, pages = loads[0], loads[1]
-        costs: np.ndarray = self.overlap_score_weight * ((tokens + request.prompt_tokens) / self._page_tokens)
-        if self._decodes:
-            costs = costs + (pages + request.prompt_pages)
-        sent = self._senders.get(request.runs[0][0], NOBODY) if request.runs else NOBODY
-        for engine in {*holders, *sent}:
-            at = self._places.get(engine, -1)
-            if at >= 0:
-                costs[at] = self.cost(request, engines[at])
-        return costs
+            return self._per_page * request.prompt_pages
+        return self._per_token * request.prompt_tokens + (self._per_page * request.prompt_pages if self._decodes else 0)
+
+    def _load(self, active: ActiveRequests) -> int:
+        """Return what an engine's requests add to the cost of any other, in parts of a block."""
+        if not self._prefills:
+            return self._per_page * active.prompt_pages
+        return self._per_token * active.total_prefill_tokens + (self._per_page * active.pages.pages if self._decodes else 0)
 
     def cost(self, request: Request, status: EngineStatus) -> float:
         """Return what the request would cost on an engine, in blocks: pages."""
         active = self._active[status.engine]
-        if not self._prefills:
-            return float(active.prompt_pages + request.prompt_pages)
-        prefill_blocks = (active.total_prefill_tokens + self._tokens(request, status)) / self._page_tokens
-        cost = self.overlap_score_weight * prefill_blocks
-        if self._decodes:
-            cost += active.pages.pages + request.prompt_pages - active.pages.leading(request.runs)
-        return cost
+        parts = self._load(active) + self._own_cost(request)
+        if self._prefills:
+            parts -= self._per_token * (request.prompt_tokens - self._tokens(request, status))
+            if self._decodes:
+                parts -= self._per_page * active.pages.leading(request.runs)
+        return parts / self._per_page
 
     def _tokens(self, request: Request, status: EngineStatus) -> int:
         """Return how many tokens of the prompt the engine would have to compute."""
@@ -130,8 +155,8 @@ class KVAware(RoutingPolicy):
 
     def _draw(self, costs: np.ndarray) -> int:
         """Return the position of the lowest cost or, at a temperature above 0, one drawn by softmax."""
-        lowest = float(costs.min())
-        highest = float(costs.max()) if self.router_temperature else lowest
+        lowest = costs.min()
+        highest = costs.max() if self.router_temperature else lowest
         if lowest == highest:
             best = np.flatnonzero(costs == lowest)
             return int(best[0] if len(best) == 1 else best[int(self._rng.random() * len(best))])
@@ -150,29 +175,27 @@ class KVAware(RoutingPolicy):
         active.prompt_pages += request.prompt_pages
         active.prefill_tokens[request.index] = self._tokens_to_compute
         active.total_prefill_tokens += self._tokens_to_compute
-        self._note(request, engine, 1)
+        self._note(engine)
 
-    def _note(self, request: Request, engine: int, count: int) -> None:
-        """Note the load of an engine after a change, and with a ``count`` of 1 or -1 that a request has come or gone."""
-        active = self._active[engine]
-        loads, at = self._loads, self._numbers[engine]
-        loads[0, at], loads[1, at], loads[2, at] = active.total_prefill_tokens, active.pages.pages, active.prompt_pages
-        if count and request.runs:
-            first = request.runs[0][0]
-            senders = self._senders.setdefault(first, {})
-            senders[engine] = senders.get(engine, 0) + count
-            if not senders[engine]:
-                del senders[engine]
-                if not senders:
-                    del self._senders[first]
+    def _note(self, engine: int) -> None:
+        """Note the load of an engine after a change."""
+        self._loads[self._numbers[engine]] = self._load(self._active[engine])
 
     def on_first_token(self, request: Request, engine: int, now: float) -> None:
         self._active[engine].finish_prefill(request)
-        self._note(request, engine, 0)
+        self._note(engine)
 
     def on_ended(self, request: Request, engine: int, now: float) -> None:
         active = self._active[engine]
         active.finish_prefill(request)
         active.pages.remove(request.runs)
         active.prompt_pages -= request.prompt_pages
-        self._note(request, engine, -1)
+        self._note(engine)
+
+
+def subtract(costs: np.ndarray, leading: Leading, each: int) -> None:
+    """Take ``each`` off the costs of engines for every page that they have."""
+    if leading.many is not None:
+        costs -= each * leading.many
+    for place, pages in leading.few.items():
+        costs[place] -= each * pages

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.policies.routing.base import EngineStatus
+from kvsim.policies.routing.context import RoutingContext
 from kvsim.policies.routing.load import LoadRouting
+from kvsim.policies.routing.lowest import Lowest
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -18,10 +20,13 @@ class LeastLoaded(LoadRouting):
     load            tokens: prompt tokens of the requests sent there that have not ended; requests: their number
     """
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._lowest = Lowest()
+
+    def bind(self, context: RoutingContext) -> None:
+        is_own = type(self).load_of is not LoadRouting.load_of
+        self._lowest = Lowest(None if is_own or context.changes is None else context.changes())
+
     def choose(self, request: Request, engines: Sequence[EngineStatus], now: float) -> int:
-        chosen, lowest = engines[0].engine, self.load_of(engines[0])
-        for status in engines:
-            load = self.load_of(status)
-            if load < lowest:
-                chosen, lowest = status.engine, load
-        return chosen
+        return engines[self._lowest.of(engines, self.load_of)].engine

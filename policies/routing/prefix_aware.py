@@ -9,6 +9,7 @@ from kvsim.core.subclassing import mypyc_attr
 from kvsim.numbers import Real, Whole, check_settings
 from kvsim.policies.routing.base import EngineStatus, RoutingPolicy
 from kvsim.policies.routing.context import RoutingContext
+from kvsim.policies.routing.lowest import Lowest
 from kvsim.policies.routing.prefix_tree import PrefixTree
 
 FALLBACKS = ("least_loaded", "smallest_tree")
@@ -53,33 +54,41 @@ class PrefixAware(RoutingPolicy):
         if not pages:
             raise ValueError(f"max_tree_tokens={self.max_tree_tokens} is less than a page of {context.page_tokens} tokens")
         self._page_tokens = context.page_tokens
-        self._tree = PrefixTree(context.engines, pages, context.page_tokens)
+        self._tree = PrefixTree(context.engines, pages)
+        changes = context.changes
+        self._idlest = Lowest(None if changes is None else changes())
+        self._busiest = Lowest(None if changes is None else changes())
+        self._resized: set[int] = set()
+        self._smallest = Lowest(self._resized)
 
     def choose(self, request: Request, engines: Sequence[EngineStatus], now: float) -> int:
-        idlest, lowest, highest = engines[0].engine, engines[0].outstanding_requests, 0
-        for status in engines:
-            load = status.outstanding_requests
-            if load < lowest:
-                idlest, lowest = status.engine, load
-            if load > highest:
-                highest = load
+        idlest = engines[self._idlest.of(engines, outstanding_requests)]
+        lowest = idlest.outstanding_requests
+        highest = engines[self._busiest.of(engines, negated)].outstanding_requests
         if highest - lowest > self.balance_abs_threshold and highest > self.balance_rel_threshold * lowest:
-            return idlest
+            return idlest.engine
         pages, engine = self._tree.longest(request.runs)
         if pages * self._page_tokens > self.cache_threshold * request.prompt_tokens:
             return engine
-        return idlest if self.fallback == "least_loaded" else self._smallest_tree(engines)
+        return idlest.engine if self.fallback == "least_loaded" else engines[self._smallest.of(engines, self._tree_pages)].engine
 
-    def _smallest_tree(self, engines: Sequence[EngineStatus]) -> int:
-        chosen, fewest = engines[0].engine, self._tree.pages(engines[0].engine)
-        for status in engines:
-            pages = self._tree.pages(status.engine)
-            if pages < fewest:
-                chosen, fewest = status.engine, pages
-        return chosen
+    def _tree_pages(self, status: EngineStatus) -> int:
+        return self._tree.pages(status.engine)
 
     def on_sent(self, request: Request, engine: int, now: float) -> None:
         self._tree.add(request, engine, now)
+        self._resized.add(engine)
 
     def on_down(self, engine: int, now: float) -> None:
-        self._tree.forget(engine, now)
+        self._tree.forget(engine)
+        self._resized.add(engine)
+
+
+def outstanding_requests(status: EngineStatus) -> int:
+    """Return the load of an engine."""
+    return status.outstanding_requests
+
+
+def negated(status: EngineStatus) -> int:
+    """Return the load of an engine, the lower the more it is."""
+    return -status.outstanding_requests

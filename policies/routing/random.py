@@ -19,6 +19,10 @@ class RandomRouting(RoutingPolicy):
     every request   each engine that is up is equally likely
     """
 
+    @property
+    def chooses_by(self) -> str:
+        return "order"
+
     def bind(self, context: RoutingContext) -> None:
         self._rng: np.random.Generator = context.rng
 

@@ -17,6 +17,10 @@ class RoundRobin(RoutingPolicy):
     every request   the next engine, by number, after the one chosen before; after the last comes the first
     """
 
+    @property
+    def chooses_by(self) -> str:
+        return "order"
+
     def __post_init__(self) -> None:
         self._last = -1
 

@@ -23,6 +23,10 @@ class SessionAffinity(RoutingPolicy):
     an engine fails its sessions are spread over the others, and come back with it; no other session moves
     """
 
+    @property
+    def chooses_by(self) -> str:
+        return "request"
+
     def bind(self, context: RoutingContext) -> None:
         self._hashes = {engine: int(mixed(np.array([engine + 1]))[0]) for engine in context.engines}
         self._offered: Sequence[EngineStatus] = ()

@@ -11,7 +11,7 @@ from typing import Any
 from kvsim.cluster.cluster import Cluster, Failure
 from kvsim.cluster.hand_over import HandOver
 from kvsim.cluster.held_pages import Holders
-from kvsim.cluster.router import Router, known_engines
+from kvsim.cluster.router import Changes, Router, known_engines
 from kvsim.core.cache import Cache
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
@@ -231,17 +231,20 @@ def small_cluster(
 def router_for(policy: RoutingPolicy, engines: Sequence[SmallEngine], page_tokens: int) -> Router:
     """A router before some of the engines."""
     env = engines[0].env
-    holders = Holders()
-    known = known_engines(policy, {engine.number: engine.gpu for engine in engines}, lambda: float(env.now), holders)
+    gpus = {engine.number: engine.gpu for engine in engines}
+    holders, changes = Holders(sorted(gpus), lambda: float(env.now)), Changes()
+    known = known_engines(policy, gpus, lambda: float(env.now), holders, changes)
     context = RoutingContext(
         engines=[engine.number for engine in engines],
         capacities=[engine.gpu.pool.capacity for engine in engines],
         page_tokens=page_tokens,
         holders=holders.of,
+        leading=holders.leading,
+        changes=changes.collect,
         prefill_s=lambda start, tokens: float(tokens - start),
     )
     policy.bind(context)
-    return Router(policy, known, holders)
+    return Router(policy, known)
 
 
 def hand_over_for(

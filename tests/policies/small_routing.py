@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from kvsim.cluster.router import Router, known_engines
+from kvsim.cluster.held_pages import Holders
+from kvsim.cluster.router import Changes, Router, known_engines
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.tier import Tier, chain
@@ -31,8 +32,8 @@ def policy_of(name: str) -> RoutingPolicy:
 class SmallRouter(Router):
     """A router whose engines store what a test says."""
 
-    def __init__(self, policy: RoutingPolicy, gpus: dict[int, Tier]) -> None:
-        super().__init__(policy, known_engines(policy, gpus, lambda: 0.0))
+    def __init__(self, policy: RoutingPolicy, gpus: dict[int, Tier], holders: Holders, changes: Changes) -> None:
+        super().__init__(policy, known_engines(policy, gpus, lambda: 0.0, holders, changes))
         self.gpus = gpus
 
     def cached(self, engine: int, *extents: Extent, level: int = 0) -> None:
@@ -52,11 +53,15 @@ def router(
     With ``lower``, each has a CPU tier and a disk of its own. ``capacity`` is that of a GPU tier, in pages.
     """
     numbers = range(engines)
+    holders, changes = Holders(numbers), Changes()
     policy.bind(
         RoutingContext(
             engines=numbers,
             capacities=[capacity] * engines,
             page_tokens=PAGE_TOKENS,
+            holders=holders.of,
+            leading=holders.leading,
+            changes=changes.collect,
             prefill_s=lambda start, tokens: float(tokens - start),
             decode_step_s=0.5,
             rng=np.random.default_rng(seed),
@@ -66,7 +71,7 @@ def router(
     gpus = {number: Tier("gpu", 0, Pool(capacity), LRU()) for number in numbers}
     for gpu in gpus.values() if lower else ():
         chain([gpu, Tier("cpu", 1, Pool(None), LRU()), Tier("disk", 2, Pool(None), LRU())], [WriteThrough(), WriteThrough()])
-    return SmallRouter(policy, gpus)
+    return SmallRouter(policy, gpus, holders, changes)
 
 
 def sent_to(small: SmallRouter, engine: int, request: Request, now: float = 0.0, *, is_computed: bool = False) -> Request:

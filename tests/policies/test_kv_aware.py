@@ -6,6 +6,8 @@ from random import Random
 import pytest
 
 from kvsim.core.request import Request
+from kvsim.pages.extents import count_pages
+from kvsim.policies.routing.base import EngineStatus
 from kvsim.policies.routing.kv_aware import KVAware
 from tests.policies.small_routing import PAGE_TOKENS, SmallRouter, prompt, router
 from tests.workloads import pages_of
@@ -148,3 +150,45 @@ def test_random_traffic_against_single_pages(seed: int) -> None:
             if new not in cached[engine]:
                 cached[engine].add(new)
                 small.cached(engine, (new, 1))
+
+
+class Asking(KVAware):
+    """A class with costs of its own is asked for that of every engine."""
+
+    def cost(self, request: Request, status: EngineStatus) -> float:
+        return super().cost(request, status)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3])
+@pytest.mark.parametrize("weight", [1.0, 0.7, 0.123456789012345])
+def test_the_index_finds_what_asking_every_engine_finds(weight: float, temperature: float) -> None:
+    """160 engines; nearly all of them cache and use the same first pages at times, and have the same cost."""
+    random = Random(1)
+    small = [router(kind(overlap_score_weight=weight, router_temperature=temperature), engines=160) for kind in (Asking, KVAware)]
+    running: list[tuple[Request, int]] = []
+    stored: set[tuple[int, int]] = set()
+    for index in range(700):
+        if index == 350:
+            for one in small:
+                one.down(3, 0.0)
+        own = random.randint(0, 3)
+        extents = tuple(extent for extent in ((0, random.choice([4, 4, 2])), (100 + 10 * random.randint(0, 5), own)) if extent[1])
+        request = replace(prompt((0, 1), index=index), runs=extents, prompt_pages=count_pages(extents))
+        request.prompt_tokens = request.prompt_pages * PAGE_TOKENS + random.randint(-2, 3)
+        chosen = {one.send(request, 0.0) for one in small}
+        assert len(chosen) == 1
+        engine = chosen.pop()
+        running.append((request, engine))
+        for piece in ((0, 2), (2, 2)):
+            if (engine, piece[0]) not in stored:
+                stored.add((engine, piece[0]))
+                for one in small:
+                    one.cached(engine, piece)
+        while len(running) > (300 if index < 400 else 20):
+            ended, where = running.pop(random.randrange(len(running)))
+            if where == 3 and index >= 350:
+                continue
+            for one in small:
+                one.first_token(ended, where, 0.0)
+                one.ended(ended, where, 0.0)
+    assert len({engine for engine, _ in stored}) > 120

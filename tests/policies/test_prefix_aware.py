@@ -6,8 +6,8 @@ import pytest
 
 from kvsim.policies.routing.context import RoutingContext
 from kvsim.policies.routing.prefix_aware import PrefixAware
-from kvsim.policies.routing.prefix_tree import PrefixTree
-from tests.policies.small_routing import PAGE_TOKENS, SmallRouter, prompt, router
+from kvsim.policies.routing.prefix_tree import PrefixTree, owners
+from tests.policies.small_routing import SmallRouter, prompt, router
 from tests.workloads import Words, make_request, pages_of
 
 
@@ -37,7 +37,8 @@ def test_a_match_decides_above_the_threshold(pages: int, chosen: int) -> None:
 def in_flight(small: SmallRouter, *counts: int) -> None:
     """Let the engines have these numbers of requests that have not ended."""
     for known, count in zip(small.engines.values(), counts, strict=True):
-        known._outstanding_requests = count
+        while known.outstanding_requests != count:
+            known.sent(prompt(), 1 if known.outstanding_requests < count else -1)
 
 
 @pytest.mark.parametrize(
@@ -115,27 +116,42 @@ class SlowTree:
         self.last[engine].clear()
 
 
+def check(tree: PrefixTree) -> None:
+    """An engine owns all that precedes what it owns; it knows the sum of its pages, and its queue has every end once."""
+    for engine, remembered in tree._engines.items():
+        own = [node for node in tree._tree.root.descendants() if engine in owners(node)]
+        assert remembered.pages == sum(node.pages for node in own)
+        queued = [node for _, _, node in remembered.queue]
+        for node in own:
+            children = [child for child in node.children.values() if engine in owners(child)]
+            assert node.parent in (tree._tree.root, *own)
+            assert owners(node)[engine].children == len(children)
+            assert queued.count(node) == owners(node)[engine].is_queued >= (not children)
+        assert set(queued) <= set(own)
+    assert all(owners(node) for node in tree._tree.root.descendants())
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_the_tree_is_that_of_single_pages(seed: int) -> None:
     random, words = Random(seed), Words()
     engines, most = random.randint(1, 4), random.randint(3, 14)
-    tree, slow = PrefixTree(range(engines), most, PAGE_TOKENS), SlowTree(engines, most)
+    tree, slow = PrefixTree(range(engines), most), SlowTree(engines, most)
     for step in range(120):
         word = "".join(random.choice("aab") for _ in range(random.randint(1, 8)))
         request, engine, now = make_request(words.pages(word), index=step), random.randrange(engines), float(step)
         assert tree.longest(request.runs) == slow.longest(pages_of(request.runs))
         if random.random() < 0.03:
-            tree.forget(engine, now)
+            tree.forget(engine)
             slow.forget(engine)
         else:
             tree.add(request, engine, now)
             slow.add(pages_of(request.runs), engine, now)
-        tree._cache.check()
+        check(tree)
         assert [tree.pages(number) for number in range(engines)] == [len(last) for last in slow.last]
 
 
 def test_images_and_persistence_make_no_difference_to_the_tree() -> None:
-    tree, words = PrefixTree([0], 4, PAGE_TOKENS), Words()
+    tree, words = PrefixTree([0], 4), Words()
     lasting = make_request(words.pages("abcd"), persistent=True, images=((1, 3),))
     tree.add(lasting, 0, 0.0)
     assert tree.longest(lasting.runs) == (4, 0)

@@ -60,9 +60,16 @@ class Wiring:
 
     def used(self) -> list[LinkUse]:
         """Return what the channels have carried so far, without those that have carried nothing."""
+        return [channel.used() for channel in self._all() if channel.use.transfers]
+
+    def lanes(self) -> list[tuple[str, int]]:
+        """Return the name and owner of each channel, in the order of ``used``."""
+        return [(channel.use.name, channel.use.owner) for channel in self._all()]
+
+    def _all(self) -> list[Channel]:
         channels = dict.fromkeys([channel for group in [*self.engines, *self.stores.values()] for channel in group.values()])
         channels.update(dict.fromkeys(self.pairs.values()))
-        return [channel.used() for channel in channels if channel.use.transfers]
+        return list(channels)
 
     def _make(self, name: str, owner: int, rate: Rate) -> Channel:
         channel = Channel(self.agenda, *rate, is_shared=self._is_shared)
