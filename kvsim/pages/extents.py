@@ -16,7 +16,10 @@ CLASS = 1 << 48
 
 def count_pages(extents: Iterable[Extent]) -> int:
     """Return the number of pages in all extents."""
-    return sum([pages for _, pages in extents])
+    count = 0
+    for _, pages in extents:
+        count += pages
+    return count
 
 
 def append_extent(extents: list[Extent], start: int, pages: int) -> None:
@@ -64,6 +67,8 @@ def join_extents(first: tuple[Extent, ...], second: tuple[Extent, ...]) -> tuple
         return first or second
     start, pages = first[-1]
     if start + pages == second[0][0]:
+        if len(first) == len(second) == 1:
+            return ((start, pages + second[0][1]),)
         return (*first[:-1], (start, pages + second[0][1]), *second[1:])
     return first + second
 
