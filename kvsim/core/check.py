@@ -46,6 +46,7 @@ def _check_node(residency: Residency, node: Node) -> None:
     parent = node.parent
     assert parent is not None
     assert not residency.is_doomed(node), f"{node}: in the tree, but doomed"
+    assert node.copies == sum(state != ABSENT for state in node.state), f"{node}: {node.copies} copies"
     for tier in residency.tiers:
         index = tier.index
         count = sum(child.state[index] not in (ABSENT, LEAVING) for child in node.children.values())

@@ -48,7 +48,6 @@ class Copies:
         """Is told of each such change, if anyone wants to know whose prompts it concerns."""
         self.on_leave: Callable[[Node, Tier], None] | None = None
         """Called when pages (not recurrent states) leave a tier, after the tier's policy has been notified."""
-        self._absent_elsewhere = len(tiers) - 1
 
     def index_prompts(self) -> PromptIndex:
         """Return the index that is told of changes, and begin to tell it if nobody has asked before."""
@@ -58,7 +57,7 @@ class Copies:
 
     def is_last_copy(self, node: Node) -> bool:
         """Whether a node that some tier has is in no other tier."""
-        return node.state.count(ABSENT) == self._absent_elsewhere
+        return node.copies == 1
 
     def add_copy(self, node: Node, tier: Tier, state: int, slots: Any) -> None:
         """Add a copy in a tier that has none of the node."""
@@ -67,8 +66,9 @@ class Copies:
             self.prompts.changed(node.runs)
         index = tier.index
         node.state[index] = state
+        node.copies += 1
         node.slots[index] = slots
-        node.parent.children_in[index] += 1  # type: ignore[union-attr]
+        self._count_child(node, index)
 
     def reserve_copy(self, node: Node, tier: Tier) -> None:
         """Add an incoming copy, to be filled by a transfer, and reserve its slots."""
@@ -78,7 +78,8 @@ class Copies:
     def add_incoming(self, node: Node, tier: Tier, slots: Any) -> None:
         """Add an incoming copy in slots that a request has taken, and pin it; everything above is pinned."""
         self.add_copy(node, tier, INCOMING, slots)
-        node.pins[tier.index] += 1
+        pins, index = node.pins, tier.index
+        pins[index] = pins[index] + 1
 
     def place_copies(self, nodes: list[Node], tier: Tier, pages: int) -> None:
         """Give incoming copies of ``pages`` pages in all the slots that were reserved for them; they are free."""
@@ -93,6 +94,8 @@ class Copies:
         if self.prompts is not None:
             self.prompts.changed(node.runs)
         index = tier.index
+        if not node.state[index]:
+            node.copies += 1
         node.state[index] = READY
         tier.inserted_pages += node.pages
         if tier.wants_inserts:
@@ -122,7 +125,7 @@ class Copies:
         """Make a leaving copy ready again."""
         tier.leaving_pages -= node.pages
         tier.inserted_pages -= node.pages  # it was never evicted, and set_ready counts it again
-        node.parent.children_in[tier.index] += 1  # type: ignore[union-attr]
+        self._count_child(node, tier.index)
         self.set_ready(node, tier, now)
 
     def free(self, node: Node, tier: Tier) -> None:
@@ -130,15 +133,16 @@ class Copies:
         self.version += 1
         if self.prompts is not None:
             self.prompts.changed(node.runs)
-        index, state = tier.index, node.state
-        state[index] = ABSENT
+        index = tier.index
+        node.state[index] = ABSENT
+        node.copies -= 1
         tier.evictable_pages -= node.pages
         tier.evicted_pages += node.pages
         tier.pool.give(node.slots[index])
         node.slots[index] = None
         if tier.wants_removals or tier.watches:
             self._notify_removed(node, tier)
-        if not any(state):
+        if not node.copies:
             self.tree.remove(node)
         self._lose_child(node, tier)
         if self.on_leave is not None:
@@ -172,6 +176,7 @@ class Copies:
             self.free(node, tier)
             return
         node.state[index], node.slots[index] = ABSENT, None
+        node.copies -= 1
         if state == LEAVING:
             tier.leaving_pages -= node.pages
         elif state == READY:
@@ -182,7 +187,7 @@ class Copies:
             tier.pool.give(slots)
             if state != INCOMING:
                 tier.evicted_pages += node.pages
-        if not any(node.state):
+        if not node.copies:
             if node not in self.doomed:
                 self.drop_descendants(node)
             self.tree.remove(node)
@@ -204,6 +209,14 @@ class Copies:
         if self.on_leave is not None and not node.is_state:
             self.on_leave(node, tier)
 
+    @staticmethod
+    def _count_child(node: Node, index: int) -> None:
+        """Count a node among its parent's children in a tier."""
+        parent = node.parent
+        assert parent is not None
+        children_in = parent.children_in
+        children_in[index] = children_in[index] + 1
+
     def _lose_child(self, node: Node, tier: Tier) -> None:
         """Count one child less for the parent, which may have become an evictable leaf of the tier."""
         parent, index = node.parent, tier.index
@@ -220,7 +233,7 @@ class Copies:
         if not node.children:
             return
         for child in list(node.descendants()):
-            if not any(child.state) or child in self.doomed:
+            if not child.copies or child in self.doomed:
                 continue  # given up already: a listener has evicted a node above it
             self.counts.dropped_pages += child.pages
             held = [tier for tier in self.tiers if child.state[tier.index] == READY]
@@ -251,7 +264,7 @@ class Copies:
             state = node.state[tier.index]
             if state not in (ABSENT, LEAVING):
                 self._doom(node, tier)
-        if any(node.state):
+        if node.copies:
             self.doomed.add(node)
 
     def _doom(self, node: Node, tier: Tier) -> None:
@@ -275,5 +288,6 @@ class Copies:
         """Free a doomed copy, which nothing uses any more."""
         tier.pool.give(node.slots[tier.index])
         node.state[tier.index], node.slots[tier.index] = ABSENT, None
-        if not any(node.state):
+        node.copies -= 1
+        if not node.copies:
             self.doomed.discard(node)

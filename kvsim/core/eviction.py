@@ -5,7 +5,7 @@ from typing import Any
 from kvsim.core.residency import Residency
 from kvsim.core.tier import GPU, Edge, Tier
 from kvsim.core.transfer import transfers_of
-from kvsim.core.tree import ABSENT, INCOMING, READY, Node
+from kvsim.core.tree import INCOMING, READY, Node
 from kvsim.core.under_way import UnderWay
 from kvsim.core.victims import check_enough, most_pages, victim, victims
 
@@ -17,8 +17,7 @@ class Eviction:
         self.residency = residency
         self.under_way = under_way
         self.counts = residency.counts
-        self._absent_elsewhere = len(residency.tiers) - 1
-        self._is_single = not self._absent_elsewhere
+        self._is_single = len(residency.tiers) == 1
         gpus = [tier for tier in residency.tiers if tier.level == GPU]
         self._seen_together: dict[int, list[int]] = tiers_seen_together(gpus) if len(gpus) > 1 else {}
         self.is_offering = False
@@ -113,7 +112,7 @@ class Eviction:
     def is_elsewhere(self, node: Node, tier: Tier) -> bool:
         """Whether a GPU that can use the tier's copy of a node could also use a copy elsewhere."""
         if not self._seen_together:
-            return node.state.count(ABSENT) < self._absent_elsewhere
+            return node.copies > 1
         return sum([node.state[index] for index in self._seen_together[tier.index]]) > 0
 
     def _place(self, edge: Edge, now: float) -> None:

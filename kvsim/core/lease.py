@@ -31,6 +31,14 @@ NOTHING: Final[list[int]] = []
 """No pages at any level; shared, never modified."""
 
 
+def total(pages: list[int], level: int = 0) -> int:
+    """Return the pages of all levels from this one on."""
+    count = 0
+    for at in range(level, len(pages)):
+        count += pages[at]
+    return count
+
+
 class Holder:
     """Who pins a path of the tree down to ``node``, and has ``slots`` besides."""
 
@@ -132,17 +140,17 @@ class Lease(Holder):
     @property
     def lower_pages(self) -> int:
         """Matched pages that would have to be loaded from tiers below."""
-        return sum(self.below)
+        return total(self.below)
 
     @property
     def far_pages(self) -> int:
         """Those of deeper levels than the first."""
-        return sum(self.below[2:])
+        return total(self.below, 2)
 
     @property
     def loaded_far_pages(self) -> int:
         """Loaded pages of deeper levels than the first."""
-        return sum(self.loaded)
+        return total(self.loaded)
 
     def pages_at(self, level: int) -> int:
         """Return the matched pages that would have to be loaded from a level below the GPU."""

@@ -91,17 +91,21 @@ class Pool:
 
     def give(self, slots: Any) -> None:
         """Give slots back."""
-        self.free += slots
+        pages: int = slots
+        self.free += pages
 
     @staticmethod
     def split(slots: Any, pages: int) -> tuple[Any, Any]:
         """Split slots into the first ``pages`` and the rest."""
-        return pages, slots - pages
+        whole: int = slots
+        return pages, whole - pages
 
     @staticmethod
     def join(first: Any, second: Any) -> Any:
         """Return the slots of both."""
-        return first + second
+        pages: int = first
+        more: int = second
+        return pages + more
 
     @staticmethod
     def count(slots: Any) -> int:

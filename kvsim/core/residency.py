@@ -11,7 +11,7 @@ from kvsim.core.copies import Copies
 from kvsim.core.notices import Notices
 from kvsim.core.pool import UNLIMITED, SlotPool
 from kvsim.core.tier import Tier
-from kvsim.core.tree import ABSENT, DOOMED, INCOMING, LEAVING, READY, Node
+from kvsim.core.tree import DOOMED, INCOMING, LEAVING, READY, Node
 from kvsim.core.victims import cut_after
 from kvsim.pages.extents import Extent
 
@@ -23,9 +23,16 @@ def have_same_history(node: Node, child: Node) -> bool:
     """
     if child.last_used != node.last_used or child.hits != node.hits or child.created != node.created or child.transfers:
         return False
-    if child.own_uses != node.own_uses:
+    if child.own_uses is not node.own_uses and child.own_uses != node.own_uses:
         return False
     return child.notes is node.notes or bool(child.notes == node.notes)
+
+
+def only_child(node: Node) -> Node:
+    """Return the child of a node that has one."""
+    for child in node.children.values():
+        return child
+    raise AssertionError(f"{node} has no child")
 
 
 class Residency(Copies):
@@ -88,6 +95,7 @@ class Residency(Copies):
     def cut(self, node: Node, pages: int) -> Node:
         """Cut a node after ``pages`` pages, copies included. Returns the upper part; ``node`` becomes the lower part."""
         upper = self.tree.cut(node, pages)
+        upper.copies = node.copies
         for tier in self.tiers:
             index = tier.index
             state = node.state[index]
@@ -136,13 +144,13 @@ class Residency(Copies):
         states = node.state
         if len(node.children) != 1 or node.parent is None or node.transfers:
             return
-        (child,) = node.children.values()
+        child = only_child(node)
         if not have_same_history(node, child) or child.state != states or child.pins != node.pins:
             return
-        if node.partner is not None and any(node.partner.state):
+        if node.partner is not None and node.partner.copies:
             return
         copied = [tier for tier in self.tiers if states[tier.index] == READY]
-        if not copied or len(copied) + states.count(ABSENT) < len(states):
+        if not copied or len(copied) < node.copies:
             return
         for tier in copied:
             index = tier.index
@@ -179,7 +187,7 @@ class Residency(Copies):
         index = tier.index
         node.slots[index] = slots
         node.pins[index] = 1
-        parent.children_in[index] += 1
+        self._count_child(node, index)
         if self._has_several_gpus:
             node.own_uses = {index: (now, 1, node.created)}
         self.set_ready(node, tier, now)
@@ -195,7 +203,7 @@ class Residency(Copies):
             pins = node.pins
             if pins[index]:
                 pinned_pages = node.depth + node.pages
-            pins[index] += 1
+            pins[index] = pins[index] + 1
         tier.evictable_pages -= pages - pinned_pages
 
     def use(self, nodes: list[Node], now: float, *, is_first: bool, gpu: Tier | None = None) -> None:
@@ -217,7 +225,7 @@ class Residency(Copies):
         index = tier.index
         if not node.pins[index] and node.state[index] == READY:
             tier.evictable_pages -= node.pages
-        node.pins[index] += 1
+        node.pins[index] = node.pins[index] + 1
 
     def unpin_alone(self, node: Node, tier: Tier) -> None:
         """Take back one ``pin_alone``, of a copy that is ready or doomed."""
@@ -246,27 +254,29 @@ class Residency(Copies):
         index = tier.index
         for node in passed:
             node.pins[index] -= 1
-            node.parent.children_in[index] += 1  # type: ignore[union-attr]
+            self._count_child(node, index)
         for node in passed:
             if not node.children_in[index]:
                 tier.eviction.on_evictable(node)
 
     def pin(self, node: Node, tier: Tier) -> None:
         """Keep the node and everything above it in a tier."""
-        index, evictable = tier.index, 0
+        index = tier.index
+        evictable = 0
         parent = node.parent
         while parent is not None:
             pins = node.pins
             if not pins[index] and node.state[index] == READY:
                 evictable += node.pages
-            pins[index] += 1
+            pins[index] = pins[index] + 1
             node = parent
             parent = node.parent
         tier.evictable_pages -= evictable
 
     def unpin(self, node: Node, tier: Tier) -> None:
         """Take back one ``pin``. Ready copies that are no longer pinned become evictable; doomed and incoming ones are freed."""
-        index, evictable = tier.index, 0
+        index = tier.index
+        evictable = 0
         parent = node.parent
         while parent is not None:
             pins = node.pins

@@ -32,11 +32,14 @@ CLAIMED: Final = Claim(NO_TRANSFERS)
 LOST_SLOTS: Final = Claim(NO_TRANSFERS, is_lost=True)
 
 
-class Growth(NamedTuple):
+class Growth:
     """Whether the requests get more slots, and the write-downs that make room for them."""
 
-    has_room: bool
-    transfers: list[Transfer]
+    __slots__ = ("has_room", "transfers")
+
+    def __init__(self, has_room: bool, transfers: list[Transfer]) -> None:
+        self.has_room = has_room
+        self.transfers = transfers
 
 
 ROOM: Final = Growth(True, NO_TRANSFERS)
@@ -54,13 +57,16 @@ class Fetch(NamedTuple):
     pin: FetchPin | None
 
 
-class Load(NamedTuple):
+class Load:
     """The transfers to carry out, in order; among them the loads to the GPU, which may bring fewer pages than they carry; and the
     pages that are no longer reused."""
 
-    transfers: list[Transfer]
-    loads: list[Transfer]
-    lost_pages: int
+    __slots__ = ("loads", "lost_pages", "transfers")
+
+    def __init__(self, transfers: list[Transfer], loads: list[Transfer], lost_pages: int) -> None:
+        self.transfers = transfers
+        self.loads = loads
+        self.lost_pages = lost_pages
 
 
 NO_LOAD: Final = Load(NO_TRANSFERS, NO_TRANSFERS, 0)

@@ -1,7 +1,7 @@
 """The record that the core hands to a substrate to have pages copied."""
 
 from math import nan
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 from kvsim.core.request import Request
 from kvsim.core.residency import Residency
@@ -100,11 +100,14 @@ class Transfer(Carrier):
 NO_TRANSFERS: Final[list[Transfer]] = []
 
 
-class Begin(NamedTuple):
+class Begin:
     """Whether a transfer can run; if not, the transfers that must end first."""
 
-    can_run: bool
-    waits: list[Transfer]
+    __slots__ = ("can_run", "waits")
+
+    def __init__(self, can_run: bool, waits: list[Transfer]) -> None:
+        self.can_run = can_run
+        self.waits = waits
 
 
 RUN: Final = Begin(True, NO_TRANSFERS)

@@ -35,7 +35,7 @@ class Node:
 
     __slots__ = (
         "runs", "pages", "depth", "parent", "children", "state", "slots", "pins", "children_in", "transfers", "created",
-        "last_used", "hits", "own_uses", "notes", "partner", "is_state", "tree",
+        "last_used", "hits", "own_uses", "notes", "partner", "is_state", "tree", "copies",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +51,8 @@ class Node:
         """The tree that the node was made for, even after it has left it."""
         notes, zeros = tree.no_notes, tree.zeros
         self.state: list[int] = zeros.copy()
+        self.copies = 0
+        """Number of tiers that have a copy, in any state."""
         self.slots: list[Any] = list(notes)
         self.pins: list[int] = zeros.copy()
         self.children_in: list[int] = zeros.copy()
@@ -278,7 +280,8 @@ class RadixTree:
         child.depth = node.depth
         child.parent = parent
         parent.children[node.runs[0][0]] = child
-        node.state = [ABSENT] * len(node.state)
+        node.state = self.zeros.copy()
+        node.copies = 0
 
     def remove(self, node: Node) -> None:
         """Remove a node and everything below it from the tree."""

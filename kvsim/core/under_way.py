@@ -1,7 +1,5 @@
 """The transfers of a cache: those decided on, and those handed out and not yet ended."""
 
-from collections import OrderedDict
-
 from kvsim.core.residency import Residency
 from kvsim.core.tier import Edge, Tier
 from kvsim.core.transfer import NO_TRANSFERS, Transfer
@@ -19,7 +17,7 @@ class UnderWay:
         """Transfers handed out but not yet ended, in order of creation."""
         self.opened: dict[Edge, Transfer] = {}
         """Write-downs decided on but not yet handed out."""
-        self._departing: dict[Edge, OrderedDict[Transfer, None]] = {edge: OrderedDict() for edge in edges}
+        self._departing: dict[Edge, list[Transfer]] = {edge: [] for edge in edges}
         """Write-downs handed out but not yet ended, oldest first."""
 
     def open(self, edge: Edge) -> Transfer:
@@ -45,11 +43,12 @@ class UnderWay:
             return NO_TRANSFERS
         flushed: list[Transfer] = []
         for edge in reversed(self.edges):
-            transfer = self.opened.pop(edge, None)
+            transfer = self.opened.get(edge)
             if transfer is not None and transfer.nodes:
                 flushed.append(transfer)
                 self.in_flight[transfer] = None
-                self._departing[edge][transfer] = None
+                self._departing[edge].append(transfer)
+        self.opened.clear()
         return flushed
 
     def start(self, transfer: Transfer) -> Transfer:
@@ -77,12 +76,12 @@ class UnderWay:
         one in flight from this tier. Empty if there is none."""
         transfers = self.flush()
         for edge in tier.below:
-            for oldest in self._departing[edge]:
-                return [*transfers, oldest]
+            if self._departing[edge]:
+                return [*transfers, self._departing[edge][0]]
         return transfers
 
     def end(self, transfer: Transfer) -> None:
         """Take out a transfer that has ended."""
         del self.in_flight[transfer]
         if transfer.goes_down:
-            del self._departing[transfer.edge][transfer]
+            self._departing[transfer.edge].remove(transfer)  # nearly always the first

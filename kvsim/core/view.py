@@ -1,17 +1,18 @@
 """The graph of tiers as one GPU tier sees it."""
 
-from typing import NamedTuple
-
 from kvsim.core.lease import Lease
 from kvsim.core.tier import Edge, Tier
 from kvsim.core.tree import READY, Node
 
 
-class Source(NamedTuple):
+class Source:
     """A tier that a GPU tier can be given pages from, and the tier between, which they pass through; None: directly."""
 
-    tier: Tier
-    between: Tier | None
+    __slots__ = ("between", "tier")
+
+    def __init__(self, tier: Tier, between: Tier | None) -> None:
+        self.tier = tier
+        self.between = between
 
 
 class View:

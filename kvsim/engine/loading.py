@@ -61,12 +61,12 @@ class Loading:
 
     def _load(self, lower: Lower, job: Job, lease: Lease, book: Book) -> None:
         """Start the loads of a request, and shorten its hit when one of them, or of those that it shares, ends too soon."""
-        transfers, loads, _ = lower.load(lease, self.env.now)
-        planned = {load: load.pages for load in loads}  # a load that begins late may be cut short
-        for transfer in transfers:
+        begun = lower.load(lease, self.env.now)
+        planned = {load: load.pages for load in begun.loads}  # a load that begins late may be cut short
+        for transfer in begun.transfers:
             if not transfer.goes_down:
                 transfer.request = job.request
-        self.mover.submit(transfers)
+        self.mover.submit(begun.transfers)
         job.loads = lease.arriving()
         for load in job.loads:  # of other requests, too
             planned.setdefault(load, load.pages)

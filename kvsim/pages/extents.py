@@ -64,6 +64,8 @@ def join_extents(first: tuple[Extent, ...], second: tuple[Extent, ...]) -> tuple
         return first or second
     start, pages = first[-1]
     if start + pages == second[0][0]:
+        if len(first) == len(second) == 1:
+            return ((start, pages + second[0][1]),)
         return (*first[:-1], (start, pages + second[0][1]), *second[1:])
     return first + second
 

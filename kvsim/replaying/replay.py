@@ -87,20 +87,20 @@ class Replay:
 
     def play(self, requests: Sequence[Request]) -> list[Hits | None]:
         """Play the next requests. Returns the hit pages of each by tier; None for a request that can never fit."""
-        live, page_tokens = self.live, self.server.page_tokens
+        server, live = self.server, self.live
+        page_tokens = server.page_tokens
         in_flight, hold_output = self.settings.in_flight, self.settings.hold_output
-        serve, finish = self.server.serve, self.server.finish_request
         rows: list[Hits | None] = []
         for request in requests:
             if len(live) >= in_flight:
-                finish(live.popleft())
+                server.finish_request(live.popleft())
             if request.resets:
                 self.reset(request.resets)
             pages, now = request.pages_of_sample(page_tokens, hold_output=hold_output), request.arrival_s
-            lease = serve(request, pages, now)
+            lease = server.serve(request, pages, now)
             while lease is None and live:
-                finish(live.popleft())
-                lease = serve(request, pages, now)
+                server.finish_request(live.popleft())
+                lease = server.serve(request, pages, now)
             if lease is None or lease is NEVER_FITS:
                 rows.append(None)
                 continue

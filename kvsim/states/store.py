@@ -227,7 +227,7 @@ class StateStore:
 
     def count(self, state_bytes: int) -> CheckpointCounts:
         """Return the counts, with ``evicted`` and ``bytes`` brought up to date."""
-        alive = {self.page_of(node) for node in self.index.values() if any(node.state)}
+        alive = {self.page_of(node) for node in self.index.values() if node.copies}
         alive.update(self.detached or ())
         self.counts.evicted = self._arrived - len(alive)
         self.counts.bytes = self.counts.saved * state_bytes
@@ -236,7 +236,7 @@ class StateStore:
     def find(self, page: int) -> Node | None:
         """Return the state after a page if a tier has it or is receiving it."""
         node = self.index.get(page)
-        if node is None or any(node.state):
+        if node is None or node.copies:
             return node
         self.index.pop(page)
         return None
@@ -257,7 +257,7 @@ class StateStore:
             if node.state[GPU] == READY or not on_gpu and self.is_usable(node):
                 found = depth, node
                 break
-            if not any(node.state):
+            if not node.copies:
                 gone.append(self.page_of(node))
         for page in gone:
             self.index.pop(page)
@@ -368,7 +368,7 @@ class StateStore:
 
     def keep_recent(self, extents: tuple[Extent, ...], depth: int, limit: int) -> None:
         """Keep only the ``limit`` most recently used of the path's states within its first ``depth`` pages."""
-        states = [node for _, node in self.index.deepest_first(extents, depth) if any(node.state)]
+        states = [node for _, node in self.index.deepest_first(extents, depth) if node.copies]
         states.sort(key=lambda node: node.last_used)
         for node in states[: max(0, len(states) - limit)]:
             for tier in self.tiers:

@@ -1,10 +1,8 @@
 """The contract of eviction policies, and the base class of policies that rank each node on its own."""
 
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
-from itertools import islice
 from operator import itemgetter
 from typing import Any, Final
 
@@ -19,6 +17,8 @@ from kvsim.policies.eviction.ranks import check_rank, check_risen, name, never_s
 
 DEPTH: Final = 1e9
 """Weight of one page of depth in an entry's place; exceeds the number of entries. Exact up to 9 million pages per prompt."""
+LEFT: Final = 256
+"""Free places that the beginning of a line may always have; beyond that, it has at most four for each entry."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -80,6 +80,24 @@ class BypassEviction(EvictionPolicy):
         """
 
 
+class Pass:
+    """The victims of one pass after another of a ``RankedEviction``: an iterator, without the frame of a generator."""
+
+    __slots__ = ("policy",)
+
+    def __init__(self, policy: "RankedEviction") -> None:
+        self.policy = policy
+
+    def __iter__(self) -> "Pass":
+        return self
+
+    def __next__(self) -> Node:
+        node = self.policy.next_victim()
+        if node is None:
+            raise StopIteration
+        return node
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RankedEviction(EvictionPolicy):
     """Evicts by a rank that depends on the node alone: the lowest rank leaves first.
@@ -89,15 +107,17 @@ class RankedEviction(EvictionPolicy):
     while the node is pinned; a policy that lowers the rank of an evictable node must call ``on_evictable`` again. Anything
     else is a PolicyError.
 
-    The queue is a sorted line plus a heap. An entry that sorts after or before the whole line, as nearly all entries of LRU
-    do, is added to the line; any other goes to the heap.
+    The queue is a sorted line plus a heap. An entry that sorts after the whole line, as nearly all of LRU do, is added to its
+    end, one that sorts before it to its beginning; any other goes to the heap.
     """
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
-        self.line: deque[Any] = deque()
+        self.line: list[Any] = []
         """Entries (rank, place among equals, node) in ascending order. Nodes of equal rank lie on one path; the deepest leaves
         first."""
+        self.head = 0
+        """Number of free places at the beginning of ``line``, which are None."""
         self.heap: list[Any] = []
         """The other entries."""
         self._entries = 0
@@ -124,27 +144,37 @@ class RankedEviction(EvictionPolicy):
             self._offered = None
         self._entries += 1
         self._enter(self.rank(node), self._entries - node.depth * DEPTH, node)
-        if len(self.heap) + len(self.line) > self._compact_at:
+        if len(self.heap) + len(self.line) - self.head > self._compact_at:
             self._compact()
 
     def _enter(self, rank: Any, place: float, node: Node) -> None:
-        entry: Any = (rank, place, node)
-        line = self.line
+        entry: tuple[Any, ...] = (rank, place, node)
+        line, head = self.line, self.head
         try:
             if not (isinstance(rank, float) and rank == rank):
                 check_rank(self, node, rank)
-            if not line or entry > line[-1]:
+            if head == len(line):
                 line.append(entry)
-            elif entry < line[0]:
-                line.appendleft(entry)
-            else:
-                heappush(self.heap, entry)
+                return
+            other: tuple[Any, ...] = line[-1]
+            if rank > other[0] or rank == other[0] and place > other[1]:
+                line.append(entry)
+                return
+            other = line[head]
+            if rank < other[0] or rank == other[0] and place < other[1]:
+                if not head:
+                    head = len(line)
+                    line[:0] = [None] * head
+                self.head = head - 1
+                line[head - 1] = entry
+                return
+            heappush(self.heap, entry)
         except (TypeError, ValueError) as error:
             refuse_order(self, [rank, *self._ranks()], error)
 
     def _compact(self) -> None:
         """Keep only the latest entry of each evictable node."""
-        entries = sorted([*self.line, *self.heap], key=itemgetter(1), reverse=True)
+        entries = sorted([*self.line[self.head :], *self.heap], key=itemgetter(1), reverse=True)
         places = {node: place for _, place, node in entries if node.is_evictable(self.tier)}
         ranked: list[Any] = [(self.rank(node), place, node) for node, place in places.items()]
         try:
@@ -153,19 +183,24 @@ class RankedEviction(EvictionPolicy):
             ranked.sort()
         except (TypeError, ValueError) as error:
             refuse_order(self, [rank for rank, _, _ in ranked], error)
-        self.line.clear()
-        self.line.extend(ranked)
+        self.line = ranked
+        self.head = 0
         self.heap.clear()
         self._compact_at = max(1024, 2 * len(self.line))
 
     def victims(self, now: float) -> Iterator[Node]:
-        tier, line, heap = self.tier, self.line, self.heap
-        untaken = self._untaken
-        if untaken or self._offered is not None:
+        if self._untaken or self._offered is not None:
             self._offer_again()
+        return Pass(self)
+
+    def next_victim(self) -> Node | None:
+        """Return the next node of a pass, which has left the queue; None if there is none."""
+        if self._offered is not None:
+            self._look_back()
+        tier, untaken = self.tier, self._untaken
         risen = 0
-        while line or heap:
-            entry: tuple[Any, ...] = self._next_entry()
+        while (found := self._next_entry()) is not None:
+            entry: tuple[Any, ...] = found
             node: Node = entry[2]
             if node.state[tier] != READY or node.pins[tier] or node.children_in[tier] or untaken and node in untaken:
                 continue
@@ -173,16 +208,15 @@ class RankedEviction(EvictionPolicy):
             if rank != entry[0]:
                 check_risen(self, node, entry[0], rank)
                 risen += 1
-                if risen > len(line) + len(heap) + 1:
+                if risen > len(self.line) - self.head + len(self.heap) + 1:
                     raise never_still(self, node, rank)
                 self._enter(rank, entry[1], node)
                 continue
-            risen = 0
             if self._ranks_by_place:
                 self._limit_to_next(node)
             self._offered = node
-            yield node
-            self._look_back()
+            return node
+        return None
 
     def _look_back(self) -> None:
         """Remember the last node offered if it is still evictable and has not been announced again."""
@@ -201,21 +235,31 @@ class RankedEviction(EvictionPolicy):
                     self.on_evictable(node)
 
     def _next_entry(self) -> Any:
-        """Remove the first entry from the queue and return it."""
-        line, heap = self.line, self.heap
-        try:
-            if not line or heap and heap[0] < line[0]:
-                return heappop(heap)
-        except (TypeError, ValueError) as error:
-            refuse_order(self, self._ranks(), error)
-        return line.popleft()
+        """Remove the first entry from the queue and return it; None if the queue is empty."""
+        line, head, heap = self.line, self.head, self.heap
+        if head == len(line):
+            return heappop(heap) if heap else None
+        first: tuple[Any, ...] = line[head]
+        if heap:
+            other: tuple[Any, ...] = heap[0]
+            try:
+                if other[0] < first[0] or other[0] == first[0] and other[1] < first[1]:
+                    return heappop(heap)
+            except (TypeError, ValueError) as error:
+                refuse_order(self, self._ranks(), error)
+        line[head] = None
+        self.head = head + 1
+        if head > LEFT and 5 * head > 4 * len(line):
+            del line[: head + 1]
+            self.head = 0
+        return first
 
     def _ranks(self) -> list[Any]:
-        return [entry[0] for entry in [*self.line, *self.heap]]
+        return [entry[0] for entry in [*self.line[self.head :], *self.heap]]
 
     def _limit_to_next(self, node: Node) -> None:
         """Limit ``most_pages`` to the pages of a victim that leave before the next leaf; the victim is out of the queue."""
-        following = [*self.heap[:1], *islice(self.line, 1)]
+        following = [*self.heap[:1], *self.line[self.head : self.head + 1]]
         self.most_pages = UNLIMITED
         if following:
             try:

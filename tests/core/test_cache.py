@@ -1,5 +1,6 @@
 """What a request goes through, call by call, on caches small enough to follow by hand. A letter is a page, a word is a prompt."""
 
+from kvsim.core.serving import ROOM
 from kvsim.core.transfer import FetchPin, Transfer
 from kvsim.policies.placement.exclusive import Exclusive
 from kvsim.policies.placement.write_through import WriteThrough
@@ -36,7 +37,7 @@ def test_several_requests_get_what_they_need_or_none_does() -> None:
     before = cache.snapshot()
     assert not cache.grow([(first, 1), (second, 2)], now(cache)).has_room
     assert cache.snapshot() == before
-    assert cache.grow([(first, 1), (second, 1)], now(cache)) == (True, [])
+    assert cache.grow([(first, 1), (second, 1)], now(cache)) is ROOM
 
 
 # --- loads and prefetches --------------------------------------------------------------------------------------------

@@ -44,12 +44,17 @@ def given_up(cache: SmallCache) -> None:
     cache.residency.doomed.add(cache.node("abc"))
 
 
+def counts_a_copy_more(cache: SmallCache) -> None:
+    cache.node("ab").copies += 1
+
+
 def counts_a_child_more(cache: SmallCache) -> None:
     cache.node("ab").children_in[1] += 1
 
 
 def on_the_gpu_without_its_parent(cache: SmallCache) -> None:
     cache.node("ab").state[0] = ABSENT
+    cache.node("ab").copies -= 1
 
 
 def pinned_without_a_user(cache: SmallCache) -> None:
@@ -109,6 +114,7 @@ DAMAGES: list[tuple[Callable[[SmallCache], None], str]] = [
     (deeper_than_its_parent_ends, "depth"),
     (on_no_tier, "in the tree, but in no tier"),
     (given_up, "in the tree, but doomed"),
+    (counts_a_copy_more, "3 copies"),
     (counts_a_child_more, "children in cpu"),
     (on_the_gpu_without_its_parent, "on gpu without its parent"),
     (pinned_without_a_user, "pins in cpu"),
@@ -161,6 +167,7 @@ def without_a_source(cache: SmallCache, transfer: Transfer) -> None:
     (node,) = transfer.nodes
     cache.gpu.pool.give(node.slots[0])
     node.state[0], node.slots[0] = ABSENT, None
+    node.copies -= 1
     cache.gpu.evicted_pages += 3
 
 

@@ -145,7 +145,7 @@ def test_after_a_load_has_come_short_pages_are_found_with_the_whole_prompt() -> 
     cache.use("ab")
     cache.use("vwxyz")
     lease = cache.admitted("abcde")
-    (load,), _, _ = cache.load(lease, now(cache))
+    (load,) = cache.load(lease, now(cache)).transfers
     cache.begin(load, now(cache))
     cache.abort(load, 1, now(cache))
     assert cache.load(lease, now(cache), load).lost_pages == 1

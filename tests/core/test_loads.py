@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from kvsim.core.serving import NO_LOAD
 from tests.core.small import only, small_cache
 
 
@@ -29,7 +28,7 @@ def shared_load(*prompts: str) -> tuple[Any, list[Any], Any]:
     leases = [cache.admitted(prompt) for prompt in prompts]
     load = only(cache.load(leases[0], next(cache.clock)).loads)
     for lease in leases[1:]:
-        assert cache.load(lease, next(cache.clock)) == NO_LOAD and lease.arriving() == [load]
+        assert not cache.load(lease, next(cache.clock)).transfers and lease.arriving() == [load]
     cache.abort(load, 1, next(cache.clock))
     cache.check()
     return cache, leases, load
@@ -71,7 +70,8 @@ def test_pages_that_anothers_load_failed_to_bring_before_are_not_among_those_of_
     cache, _, load = begun_load("abcde", "abcx")
     second = cache.admitted("abcdey")
     cache.abort(load, 1, next(cache.clock))
-    _, (own,), lost = cache.load(second, next(cache.clock))
+    begun = cache.load(second, next(cache.clock))
+    (own,), lost = begun.loads, begun.lost_pages
     assert lost == 2
     assert (second.gpu_pages, second.loaded_pages) == (1, 2)
     assert cache.load(second, next(cache.clock), own).lost_pages == 0
@@ -84,7 +84,7 @@ def test_pages_that_the_disk_could_not_read_are_not_among_those_from_the_disk() 
         cache.use(prompt)
     cache.leaving_order()
     lease = cache.admitted("abcd")
-    (fetch, load), _, _ = cache.load(lease, next(cache.clock))
+    fetch, load = cache.load(lease, next(cache.clock)).transfers
     assert (lease.loaded_pages, lease.loaded_far_pages) == (3, 3)
     cache.begin(fetch, next(cache.clock))
     cache.abort(fetch, 1, next(cache.clock))

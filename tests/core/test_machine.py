@@ -363,7 +363,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     def load(self, running: Running) -> None:
         running.stage = LOADED
-        transfers, loads, _ = self.cache.load(running.lease, self.time())
+        load = self.cache.load(running.lease, self.time())
+        transfers, loads = load.transfers, load.loads
         self.learn(transfers)
         assert sum(load.pages for load in loads) == running.lease.loaded_pages
 

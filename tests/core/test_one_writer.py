@@ -11,7 +11,7 @@ KVSIM = Path(kvsim.core.tier.__file__).parents[1]
 WRITERS = {"copies.py", "residency.py", "block_residency.py", "tier.py", "pool.py", "tree.py"}
 """The residency with its base and its one subclass, and what it consists of: tiers, their pools of slots, and the tree."""
 
-SUMS = {"evictable_pages", "leaving_pages", "reserved_pages", "inserted_pages", "evicted_pages"}
+SUMS = {"evictable_pages", "leaving_pages", "reserved_pages", "inserted_pages", "evicted_pages", "copies"}
 LISTS = {"state", "slots", "pins", "children_in"}
 OTHERS = {"lease", "known"}
 """A lease has a number of reserved pages of its own, a row of results sums of its own."""

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvsim.core import serving
-from kvsim.core.serving import CLAIMED, LOST_SLOTS, NO_LOAD, Lower, ServedCache
+from kvsim.core.serving import CLAIMED, LOST_SLOTS, Lower, ServedCache
 from kvsim.policies.checkpoint.last import Last
 from tests.core.small import SmallCache, now, small_cache
 from tests.states.small_hybrid import hybrid
@@ -38,7 +38,7 @@ def test_a_request_passes_through_all_calls(kind: str) -> None:
     lease = core.match(cache.request("abc"))
     assert core.admit(lease, 3, now(cache))
     assert core.claim(lease, now(cache)) == CLAIMED
-    assert core.lower.load(lease, now(cache)) == NO_LOAD and lease.arriving() == []
+    assert not core.lower.load(lease, now(cache)).transfers and lease.arriving() == []
     cache.move(core.insert(lease, now(cache)))
     assert core.grow([(lease, 1)], now(cache)).has_room and core.claim(lease, now(cache)) == CLAIMED
     cache.move(core.finish(lease, now(cache)))

@@ -101,7 +101,8 @@ def test_a_state_that_another_request_failed_to_load_is_no_beginning(room: dict[
 def test_a_request_whose_own_loads_fail_begins_from_what_has_arrived(room: dict[str, Any], pages: int, state: bool) -> None:
     cache, first, second = two_requests(room)
     cache.release(second)
-    transfers, loads, _ = cache.load(first, next(cache.clock))
+    load = cache.load(first, next(cache.clock))
+    transfers, loads = load.transfers, load.loads
     assert set(loads) == set(transfers) and reused(first) == 3
     planned, missed = [load.pages for load in loads], 0
     for load, whole in zip(loads, planned, strict=True):
@@ -120,7 +121,8 @@ def test_two_requests_that_share_the_load_of_a_state_miss_it_together(room: dict
     cache, first, second = two_requests(room)
     loads = cache.load(first, next(cache.clock)).loads
     (state,) = [load for load in loads if load.nodes[0].is_state]
-    transfers, shared, _ = cache.load(second, next(cache.clock))
+    load = cache.load(second, next(cache.clock))
+    transfers, shared = load.transfers, load.loads
     assert not transfers and shared == [state] and reused(second) == 3
     cache.move(load for load in loads if load is not state)
     cache.abort(state, 0, next(cache.clock))
@@ -190,7 +192,8 @@ def test_a_state_whose_pages_cannot_follow_is_loaded_nevertheless(room: dict[str
     for load in cache.load(first, next(cache.clock)).loads:
         cache.abort(load, 0, next(cache.clock))
         cache.load(first, next(cache.clock), load)
-    transfers, loads, _ = cache.load(second, next(cache.clock))
+    load = cache.load(second, next(cache.clock))
+    transfers, loads = load.transfers, load.loads
     assert [transfer.nodes[0].is_state for transfer in transfers] == [True] and loads == []
     assert (reused(second), begun_from(cache, second)) == (0, 0)
     assert second.arriving() == []

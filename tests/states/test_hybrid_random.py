@@ -198,7 +198,8 @@ class Walk:
             else:
                 entry[1] = "claimed"
         elif stage == "claimed":
-            transfers, loads, _ = self.cache.load(lease, self.now())
+            load = self.cache.load(lease, self.now())
+            transfers, loads = load.transfers, load.loads
             self.learn(transfers)
             self.loading += [(lease, load, load.pages) for load in loads]
             self.check_start(lease)

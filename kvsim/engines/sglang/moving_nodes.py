@@ -200,10 +200,10 @@ class MovingNodeCache(WholeNodeCache):
         now, at = residency.tick(residency.now), 0
         path, partial, agreed, _ = self.tree.walk(self.tree.root, runs)
         for node in path:
-            if not any(node.state):
+            if not node.copies:
                 break  # evicted from the host, to make room for a copy of a node above it
             at = self._pass(lease, node, now, counted)
-        if partial is not None and any(partial.state):
+        if partial is not None and partial.copies:
             now = residency.tick(now)
             at = self._pass(lease, self.cut_at(partial, agreed, now), now, counted)
         rest = split_extents(runs, at)[1]

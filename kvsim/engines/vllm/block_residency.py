@@ -30,6 +30,7 @@ class BlockResidency(Residency):
         self.version += 1
         index = tier.index
         node.state[index] = ABSENT
+        node.copies -= 1
         tier.pool.give(node.slots[index])
         tier.evictable_pages -= node.pages
         tier.evicted_pages += node.pages
