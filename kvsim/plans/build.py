@@ -59,7 +59,7 @@ SHADOW = "shadow"
 """``kvsim shadow``, whose ghosts are replays."""
 RUNS_AS = {"saturate": "simulate", "plan": "simulate", AGAINST_SERVER: "simulate", "serve": "simulate", SHADOW: "replay"}
 """Commands that run another one, whose checks apply."""
-NOT_RECORDED = ("output", "sweep", "validate", "server", "results", "saturate", "plan", "serve", "shadow")
+NOT_RECORDED = ("output", "sweep", "validate", "server", "results", "saturate", "plan", "serve", "shadow", "leaderboard", "train")
 """Settings that do not affect the result and are not recorded with it."""
 
 

@@ -31,7 +31,9 @@ from kvsim.settings.catalog import choices
 from kvsim.settings.configuration import compose
 from kvsim.shadow.settings import ShadowSettings
 from kvsim.shadow.sources.settings import SourceSettings
+from kvsim.sweeps.contestants import LeaderboardSettings
 from kvsim.trace.base import TraceSource
+from kvsim.training.settings import TrainSettings
 
 KINDS: dict[str, type] = {
     "trace": TraceSource,
@@ -51,6 +53,8 @@ OF_SERVERS: dict[str, tuple[dict[str, Any], tuple[type, ...]]] = {
     "server": ({"url": "http://localhost"}, (ServerSettings,)),
     "serve": ({}, (ServeSettings,)),
     "plan": ({}, (PlanSettings,)),
+    "leaderboard": ({}, (LeaderboardSettings,)),
+    "train": ({}, (TrainSettings,)),
     "shadow": ({"log": "log.jsonl"}, (SourceSettings, ShadowSettings)),
 }
 """Sections that are read before anything runs, with what must be set there, and the classes that share their settings."""
