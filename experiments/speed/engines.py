@@ -1,9 +1,9 @@
 """Does a request cost the same with ten engines, a thousand and ten thousand?
 
-Claim: a request to a cluster of 1,000 or 10,000 engines takes at most twice the CPU time of one to 10 engines, with each routing
-policy; memory grows by less than 100 kB with each engine, besides what requests take. Every engine gets the same load: sessions
-arrive at a rate in proportion to the number of engines. Prompts are short, of 200 tokens shared with other sessions and 200 of
-their own, so that routing is a large part of the time.
+Claim: a request to a cluster of 1,000 or 10,000 engines takes at most twice the CPU time of one to 10 engines, with each
+router of the table; memory grows by less than 100 kB with each engine, besides what requests take. Every engine gets the same
+load: sessions arrive at a rate in proportion to the number of engines. Prompts are short, of 200 tokens shared with other
+sessions and 200 of their own, so that routing is a large part of the time.
 
 Each run is a process of its own, which reports CPU time: first to build the engines, then to serve the requests. Runs take turns,
 and the best of several counts. Exits with 1 if a claim fails. Results of other labels and builds are kept.

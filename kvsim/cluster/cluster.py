@@ -10,7 +10,7 @@ from simpy import Environment, Event
 
 from kvsim.cluster.hand_over import HandOver
 from kvsim.cluster.homeless import Homeless, give
-from kvsim.cluster.router import Report, Router
+from kvsim.cluster.router import Router, report_of
 from kvsim.cluster.totals import outcome_of
 from kvsim.core.fan_out import TOGETHER, FanOut
 from kvsim.core.request import Request, Reset
@@ -56,14 +56,6 @@ class Landings(Watch):
     def ended(self, transfer: Transfer) -> None:
         if transfer.done and not transfer.goes_down:
             self.book.read(transfer, self.env.now)
-
-
-def report_of(engine: Engine) -> Report:
-    """Return what an engine reports of its load now."""
-    gpu = engine.gpu
-    used = gpu.pool.capacity - gpu.pool.free
-    in_use = used - gpu.evictable_pages - gpu.leaving_pages
-    return Report(len(engine.waiting.queue), len(engine.schedule), used, in_use, engine.pending_requests)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

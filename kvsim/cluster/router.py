@@ -12,6 +12,7 @@ from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import Tier
+from kvsim.engine.engine import Engine
 
 if TYPE_CHECKING:
     from kvsim.policies.routing.base import RoutingPolicy
@@ -25,6 +26,14 @@ class Report(NamedTuple):
     used_pages: int = 0
     pages_in_use: int = 0
     pending_requests: int = 0
+
+
+def report_of(engine: Engine) -> Report:
+    """Return what an engine reports of its load now."""
+    gpu = engine.gpu
+    used = gpu.pool.capacity - gpu.pool.free
+    in_use = used - gpu.evictable_pages - gpu.leaving_pages
+    return Report(len(engine.waiting.queue), len(engine.schedule), used, in_use, engine.pending_requests)
 
 
 class Changes:

@@ -198,9 +198,9 @@ class ContinuousBatching(Schedule):
                 self.frontend.ended(request, self.number)
                 continue
             waiting.leave_queue(job)
-            running.admit(job, lease)
             queue.admitted(job, max(1, tokens - (lease.gpu_pages + load_pages) * page_tokens))
-            if job.lease is None:
+            running.admit(job, lease)
+            if job.lease is None:  # its slots are lost: it waits again
                 break
             if job.phase == PREFILLING:
                 running.plan_chunk(job, batch, now)

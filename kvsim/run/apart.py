@@ -1,6 +1,7 @@
 """Simulates independent engines in processes of their own: with the results, to the last bit, of one process."""
 
 import multiprocessing
+import signal
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -16,6 +17,7 @@ import numpy as np
 from kvsim.cluster.cluster import Cluster
 from kvsim.cluster.planned import Planned, Rehearsal
 from kvsim.core.request import Request
+from kvsim.core.serving import ServedCache
 from kvsim.engine.link_use import joined
 from kvsim.engine.outcome import Disagreement, Outcome, TierUse, held_below, note_held, summed
 from kvsim.errors import PolicyFailed, UsageError
@@ -24,7 +26,7 @@ from kvsim.plans.plan import Plan
 from kvsim.plans.policy_errors import policies_named
 from kvsim.plans.substrate_choice import SUBSTRATES
 from kvsim.run.assembly import build_cluster_of, build_graphs, build_served
-from kvsim.run.unchanged import recount
+from kvsim.run.unchanged import recount, requests_unchanged
 
 BATCH = 1000
 """Requests whose end a worker process reports at a time."""
@@ -52,6 +54,7 @@ def simulate_apart(plan: Plan, requests: Sequence[Request], advance: Callable[[i
     parts = in_processes([partial(_play, fixed, requests, share) for share in shares], advance)
     outcome = merged(requests, shares, parts, rehearsal.engines[0].substrate.wiring.lanes())
     outcome.wall_s = perf_counter() - began
+    recount(plan, (), outcome)
     return outcome
 
 
@@ -89,14 +92,27 @@ def _assembled(kind: type[Any], plan: Plan, requests: Sequence[Request]) -> Any:
     return build_cluster_of(kind, plan, known, caches, choice.open(plan, requests, caches))
 
 
-@policies_named
 def _play(plan: Plan, requests: Sequence[Request], share: Share, report: Callable[[int], None]) -> dict[str, Any]:
     """Simulate a share. Returns the fields of its outcome, without the requests, and what tiers below the GPU hold."""
-    cluster = _assembled(Cluster, plan, requests)
-    outcome = cluster.run(requests, lambda ended: None if ended % BATCH else report(BATCH), share.own)
-    recount(plan, cluster.caches, outcome)
+    caches: list[ServedCache] = []
+    outcome = _run(plan, requests, share, report, caches)
+    if rest := len(share.own) % BATCH:
+        report(rest)
     found = {field.name: getattr(outcome, field.name) for field in fields(Outcome) if field.name != "requests"}
-    return found | {"held": {name: held_below(cluster.caches, name) for name in outcome.tier_names[1:] if name in outcome.tiers}}
+    return found | {"held": {name: held_below(caches, name) for name in outcome.tier_names[1:] if name in outcome.tiers}}
+
+
+@policies_named
+@requests_unchanged
+def _run(
+    plan: Plan, requests: Sequence[Request], share: Share, report: Callable[[int], None], caches: list[ServedCache]
+) -> Outcome:
+    """Simulate a share. Returns its outcome, in which other requests have not ended, and adds the ``caches``."""
+    cluster = _assembled(Cluster, plan, requests)
+    outcome: Outcome = cluster.run(requests, lambda ended: None if ended % BATCH else report(BATCH), share.own)
+    recount(plan, cluster.caches, None)
+    caches += cluster.caches
+    return outcome
 
 
 # --- processes -----------------------------------------------------------------------------------------------------------
@@ -152,14 +168,24 @@ def _received(connection: Connection) -> tuple[str, Any]:
 
 
 def _work(job: Callable[[Callable[[int], None]], dict[str, Any]], parent: Connection) -> None:
-    """Do a job in this process."""
+    """Do a job in this process, which ends when the one that waits for it says so, or has gone. Ctrl-C is left to that one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    tell = partial(_tell, parent)
     try:
-        parent.send(("done", job(lambda count: parent.send(("ended", count)))))
+        tell("done", job(partial(tell, "ended")))
     except UsageError as error:
         kind = PolicyFailed if isinstance(error, PolicyFailed) else UsageError
-        parent.send(("error", kind(str(error))))
+        tell("error", kind(str(error)))
     except Exception:
-        parent.send(("error", RuntimeError(f"a worker process failed:\n{format_exc()}")))
+        tell("error", RuntimeError(f"a worker process failed:\n{format_exc()}"))
+
+
+def _tell(parent: Connection, kind: str, content: Any) -> None:
+    try:
+        parent.send((kind, content))
+    except BrokenPipeError:
+        raise SystemExit(1) from None
 
 
 # --- the outcome ---------------------------------------------------------------------------------------------------------

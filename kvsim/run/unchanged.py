@@ -87,15 +87,16 @@ def requests_unchanged(
     return unchanged
 
 
-def recount(plan: Plan, caches: Sequence[Recounted], outcome: Outcome) -> None:
-    """Raise PolicyFailed if something is wrong with the caches, or with the outcome, of a run that has ended."""
+def recount(plan: Plan, caches: Sequence[Recounted], outcome: Outcome | None) -> None:
+    """Raise PolicyFailed if something is wrong with the caches of a run that has ended, or with its outcome, if it is whole."""
     parts = user_policies(plan)
     if not parts:
         return
     try:
         for cache in caches:
             cache.verify()
-        _check_outcome(outcome)
+        if outcome is not None:
+            _check_outcome(outcome)
     except AssertionError as error:
         raise PolicyFailed(
             f"the cache was changed in a run with {named_parts(parts)}; a recount at its end finds: {error}; {MAY_CHANGE}"

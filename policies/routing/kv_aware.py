@@ -122,7 +122,7 @@ class KVAware(RoutingPolicy):
         if cached.many is not None:
             for place, pages in cached.few.items():
                 cached.many[place] += pages
-            costs -= self._per_token * np.minimum(cached.many * page_tokens, tokens)
+            costs -= self._per_token * np.minimum(cached.many * page_tokens, tokens).astype(costs.dtype)
             return
         for place, pages in cached.few.items():
             costs[place] -= self._per_token * min(pages * page_tokens, tokens)
@@ -194,8 +194,8 @@ class KVAware(RoutingPolicy):
 
 
 def subtract(costs: np.ndarray, leading: Leading, each: int) -> None:
-    """Take ``each`` off the costs of engines for every page that they have."""
+    """Take ``each``, which may be too large for 64 bits if costs are Python's numbers, off them for every page of an engine."""
     if leading.many is not None:
-        costs -= each * leading.many
+        costs -= each * leading.many.astype(costs.dtype)
     for place, pages in leading.few.items():
         costs[place] -= each * pages

@@ -6,6 +6,7 @@ from simpy import Event
 from kvsim.core import cache as core_cache
 from kvsim.core.cache import Cache
 from kvsim.core.lease import Lease
+from kvsim.core.queue_view import Waiting
 from kvsim.core.serving import LOST_SLOTS, Claim
 from kvsim.core.transfer import Transfer
 from kvsim.engine.engine import EngineSettings
@@ -54,3 +55,44 @@ def test_the_others_get_theirs() -> None:
     assert cache.reserved == [1, 1]
     assert (outcome.e2e_s > 0).all()
     check_idle(engine)
+
+
+class LosingAtOnce(Cache):
+    """Loses the first slots that a request waits for, as soon as it is admitted."""
+
+    def __init__(self, like: Cache) -> None:
+        super().__init__(like.tiers, like.edges, like.rules, like.page_tokens)
+        self.lost = 0
+
+    def is_waiting(self, lease: Lease) -> bool:
+        return bool(self.lost) and super().is_waiting(lease)
+
+    def claim(self, lease: Lease, now: float) -> Claim:
+        if not self.lost:
+            self.lost = 1
+            return LOST_SLOTS
+        return super().claim(lease, now)
+
+
+class Noting(FCFS):
+    """Notes of whom it is told, by arrival."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, float]] = []
+
+    def on_admitted(self, waiting: Waiting, tokens: int) -> None:
+        self.told.append(("admitted", waiting.arrival_s))
+
+    def on_computed(self, waiting: Waiting) -> None:
+        self.told.append(("computed", waiting.arrival_s))
+
+
+@pytest.mark.skipif(not core_cache.__file__.endswith(".py"), reason="a compiled cache cannot be derived from")
+def test_a_policy_is_told_first_of_the_admission_and_then_of_its_end() -> None:
+    """The second prompt needs slots of the first one, which have to be written down, and are lost at once."""
+    plain = small_engine(gpu=4, cpu=8, placement=WriteBack)
+    cache, policy = LosingAtOnce(plain.cache), Noting()
+    engine = SmallEngine(plain.substrate, cache, Prefetching(cache, NoPrefetch(), Offer), EngineSettings(), policy)
+    engine.run(make_requests([ask("abc"), ask("xyz", at=50.0)]))
+    assert cache.lost == 1
+    assert policy.told == [("admitted", 0.0), ("computed", 0.0)] + [("admitted", 50.0), ("computed", 50.0)] * 2

@@ -3,6 +3,8 @@
 KVSIM_ENGINE_RUNS=5000 makes as many runs.
 """
 
+import os
+import signal
 from dataclasses import fields
 from typing import Any
 
@@ -20,6 +22,7 @@ from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.routing.session_affinity import SessionAffinity
 from kvsim.run import play
 from kvsim.run.apart import in_processes
+from kvsim.run.interrupts import remembered
 from kvsim.trace.base import Trace
 from tests.engine.configurations import Case, cases
 from tests.engine.drawn import RUNS, SETTINGS
@@ -91,6 +94,7 @@ def test_chats_that_wait_for_answers_run_apart(tiers: tuple[str, ...], workers: 
     one = kvsim.simulate(trace, *settings)
     apart = kvsim.simulate(trace, *settings, f"cluster.workers={workers}", advance=ended.append)
     check_same(one.outcome, apart.outcome)
+    assert ended == sorted(ended) and ended[-1] == len(trace.requests)
     assert one.record["config"] == apart.record["config"]
     assert one.record["config_hash"] == apart.record["config_hash"]
     assert len({each for each in apart.outcome.engine.tolist() if each >= 0}) == 4
@@ -163,10 +167,53 @@ def test_an_error_of_a_policy_in_a_process_is_that_of_the_policy() -> None:
         kvsim.simulate(chats(), *FOUR, "cluster.workers=2", routing="session_affinity", eviction=Failing())
 
 
+def test_processes_with_policies_of_the_users_own_are_recounted() -> None:
+    class Own(LRU):
+        def rank(self, node: Any) -> Any:
+            return super().rank(node)
+
+    trace, settings = chats(), (*FOUR, "routing=session_affinity")
+    one = kvsim.simulate(trace, *settings, eviction=Own())
+    apart = kvsim.simulate(trace, *settings, "cluster.workers=2", eviction=Own())
+    check_same(one.outcome, apart.outcome)
+
+
+def test_a_policy_that_changes_requests_in_a_process_is_refused() -> None:
+    class Rogue(LRU):
+        def bind(self, context: Any) -> None:
+            super().bind(context)
+            self.requests = context.requests
+
+        def rank(self, node: Any) -> Any:
+            self.requests[3].priority = 77
+            return super().rank(node)
+
+    with pytest.raises(UsageError, match=r"Rogue\b.*priority of request 3 was 0 and is 77"):
+        kvsim.simulate(chats(), *FOUR, "cluster.workers=2", routing="session_affinity", eviction=Rogue())
+
+
+def test_processes_that_are_no_longer_needed_end_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    """A command's handlers of signals, which processes inherit, raise errors."""
+    read_end, write_end = os.pipe()
+
+    def endless(report: Any) -> dict[str, Any]:
+        os.write(write_end, b"!")
+        while True:
+            signal.pause()
+
+    def failing(report: Any) -> dict[str, Any]:
+        os.read(read_end, 1)
+        raise UsageError("wrong")
+
+    with remembered(), pytest.raises(UsageError, match="wrong"):
+        in_processes([endless, failing], None)
+    assert capfd.readouterr().err == ""
+    os.close(read_end)
+    os.close(write_end)
+
+
 def test_a_process_that_dies_is_told() -> None:
     def dying(report: Any) -> dict[str, Any]:
-        import os
-
         os._exit(3)
 
     with pytest.raises(UsageError, match=r"cluster\.workers: a worker process died, perhaps for lack of memory: use fewer"):
