@@ -205,7 +205,8 @@ class ObservedReplay(Replay):
             return
         for number in self._asking.copy():
             self._look_up(number)
-        if first := next(iter([*self._paused, *self._waiting]), None):
+        if preempted := [*self._paused, *self._waiting]:
+            first = preempted[0]
             self.server.look_up_waiting(self._requests[first], self._known_tokens(first))
         elif self._line:
             first = self._line[-1]
