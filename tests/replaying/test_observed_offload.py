@@ -73,6 +73,20 @@ def test_a_request_is_looked_up_before_its_load_when_one_behind_it_is_admitted()
     assert found == [[1, 1], [0, 0]]
 
 
+def test_a_request_that_loads_is_admitted_beside_one_for_several_samples() -> None:
+    """The third request is looked up at 20 s, before its load, since the one behind it is admitted then."""
+    several = request(1, [10, 11, 12, 13, 14, 15])
+    several.samples, several.output_tokens = 2, 1
+    asked = (
+        (request(0, [0, 1]), 0.0, [1.0]),
+        (several, 5.0, [6.0]),
+        (request(2, [0, 1]), 30.0, [31.0]),
+        (request(3, [20, 21, 22, 23]), 20.0, [21.0]),
+    )
+    joined_s = np.array([0.0, 5.0, 18.0, 19.0])
+    assert hits(Played(engine(12, 40), asked, formed_s=STEPS_S, joined_s=joined_s))[2] == [2, 0]
+
+
 @pytest.mark.parametrize("paused", [0, 1])
 def test_a_preempted_request_is_looked_up_before_those_in_line(paused: int) -> None:
     """One of the first two was out from 5 s to 20 s, while the third one waited in line: that is looked up in no step."""
