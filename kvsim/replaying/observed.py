@@ -206,8 +206,7 @@ class ObservedReplay(Replay):
         for number in self._asking.copy():
             self._look_up(number)
         if preempted := [*self._paused, *self._waiting]:
-            first = preempted[0]
-            self.server.look_up_waiting(self._requests[first], self._known_tokens(first))
+            self.server.look_up_waiting(self._requests[preempted[0]], self._known_tokens(preempted[0]))
         elif self._line:
             first = self._line[-1]
             if self._moments.joined_s[first] < self.now_s < self._moments.admitted_s[first]:
