@@ -39,7 +39,8 @@ def construct(kind: type[T], node: Any, key: str) -> T:
     unknown, missing or invalid settings.
     """
     if not isinstance(node, dict):
-        raise UsageError(f"{key}={node}: choose one by name, {key}=NAME" if node else f"{key} is missing: set {key}=NAME")
+        choice = f"{key.rpartition('.')[2]}@{key}=NAME" if key.startswith("tiers.") else f"{key}=NAME"
+        raise UsageError(f"{key}={node}: choose one by name, {choice}" if node else f"{key} is missing: set {choice}")
     node = with_numbers(node, key)
     cls = class_of(kind, node, key)
     given = {name: value for name, value in node.items() if name != "_target_"}

@@ -205,8 +205,8 @@ class ObservedReplay(Replay):
             return
         for number in self._asking.copy():
             self._look_up(number)
-        if first := next(iter([*self._paused, *self._waiting]), None):
-            self.server.look_up_waiting(self._requests[first], self._known_tokens(first))
+        if preempted := [*self._paused, *self._waiting]:
+            self.server.look_up_waiting(self._requests[preempted[0]], self._known_tokens(preempted[0]))
         elif self._line:
             first = self._line[-1]
             if self._moments.joined_s[first] < self.now_s < self._moments.admitted_s[first]:

@@ -107,6 +107,9 @@ class SampleServer(PassingServer):
         self._others += 1
         return SampleLease(lease.hits, [lease])
 
+    def is_loading(self, lease: SampleLease) -> bool:
+        return any(self.server.is_loading(each) for each in lease.leases)
+
     def begin_chunk(self, lease: SampleLease, tokens: int) -> bool:
         return len(lease.leases) > 1 or self.server.begin_chunk(lease.leases[0], tokens)
 

@@ -87,9 +87,9 @@ def shares_of(plan: Plan, requests: Sequence[Request], choices: Sequence[int]) -
 
 def _assembled(kind: type[Any], plan: Plan, requests: Sequence[Request]) -> Any:
     """Build a cluster of this class with all engines, which are empty."""
-    choice, known = SUBSTRATES[plan.substrate], tuple(requests)
-    caches = [build_served(plan, graph, known) for graph in build_graphs(plan, known, choice.pool)]
-    return build_cluster_of(kind, plan, known, caches, choice.open(plan, requests, caches))
+    choice = SUBSTRATES[plan.substrate]
+    caches = [build_served(plan, graph, requests) for graph in build_graphs(plan, requests, choice.pool)]
+    return build_cluster_of(kind, plan, requests, caches, choice.open(plan, requests, caches))
 
 
 def _play(plan: Plan, requests: Sequence[Request], share: Share, report: Callable[[int], None]) -> dict[str, Any]:

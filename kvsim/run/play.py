@@ -101,7 +101,7 @@ def simulate(
     if plan.cluster.workers > 1:
         if watching:
             raise UsageError("cluster.workers: who is told of pages is told in one process: set cluster.workers=1")
-        return simulate_apart(plan, requests, advance)
+        return simulate_apart(plan, fixed(requests), advance)
     choice = SUBSTRATES[plan.substrate]
     known = fixed(requests)
     graphs = build_graphs(plan, known, choice.pool)

@@ -16,6 +16,7 @@ from kvsim.core.request import Request
 from kvsim.errors import UsageError
 from kvsim.trace.base import Trace, TraceSource
 from kvsim.trace.records import Record
+from kvsim.trace.stored import StoredRequests
 from kvsim.trace.tokens import Tokens
 
 ALL_OF_REQUEST = attrgetter(*(each.name for each in fields(Request)))
@@ -88,7 +89,12 @@ def loaded_from(trace: Trace, *origin: str) -> Trace:
 
 
 def as_it_is(trace: Trace) -> Trace:
-    """Return a trace whose requests are no longer those that were loaded as one that a program has made; others as they are."""
+    """Return a trace whose requests are no longer those that were loaded as one that a program has made; others as they are.
+
+    What a program has changed in requests of a long trace, which were read from its file, is lost.
+    """
+    if isinstance(trace.requests, StoredRequests):
+        trace.requests.forget()
     is_changed = trace.content != "" and trace.content != content_of(trace)
     return replace(trace, origin=(), source=None, content="") if is_changed else trace
 

@@ -4,7 +4,7 @@ import marshal
 import os
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from itertools import chain, islice, repeat
@@ -15,7 +15,7 @@ from weakref import finalize
 
 import numpy as np
 
-from kvsim.core.request import Request, Reset
+from kvsim.core.request import Request, Reset, RetentionRange
 from kvsim.core.requests import ReadRequests, values_of
 from kvsim.errors import UsageError
 
@@ -31,13 +31,15 @@ OF_A_REQUEST = 4
 FIELDS = tuple(field.name for field in fields(Request) if field.name != "index")
 """What is stored of a request; its index is its position."""
 VALUES = tuple(attrgetter(name) for name in FIELDS)
+NAMED: Mapping[str, Callable[[Iterable[Any]], Any]] = {"resets": Reset._make, "retention": RetentionRange._make}
+"""Fields that are tuples of named tuples, which are stored as plain ones, and what makes these named again."""
 
 
 class StoredRequests(ReadRequests):
     """Requests that are read from a temporary file when they are asked for. They are numbered by position.
 
     The file has a column of values for each field, part by part, so that one field of all requests is read quickly. Whatever is
-    changed in a request that was read is lost.
+    changed in a request that was read is lost, at ``forget`` at the latest.
     """
 
     def __init__(self, requests: Iterable[Request]) -> None:
@@ -63,8 +65,8 @@ class StoredRequests(ReadRequests):
         end = self._ends[-1]
         for name, value in zip(FIELDS, VALUES, strict=True):
             column = list(map(value, part))
-            if name == "resets":
-                column = [tuple(map(tuple, resets)) for resets in column]
+            if name in NAMED:
+                column = [tuple(map(tuple, items)) for items in column]
             is_same = all(map(is_, column, repeat(column[0])))
             end += self._file.write(marshal.dumps((column[0],) if is_same else column, 2))
             self._ends.append(end)
@@ -75,8 +77,8 @@ class StoredRequests(ReadRequests):
         at = part * len(FIELDS) + field
         begin, end = self._ends[at], self._ends[at + 1]
         values = marshal.loads(os.pread(self._file.fileno(), end - begin, begin))
-        if FIELDS[field] == "resets":
-            values = type(values)(tuple(Reset(*reset) for reset in resets) for resets in values)
+        if make := NAMED.get(FIELDS[field]):
+            values = type(values)(tuple(map(make, items)) for items in values)
         size = min(PART, self._length - part * PART)
         return repeat(values[0], size) if isinstance(values, tuple) else values
 
@@ -133,6 +135,10 @@ class StoredRequests(ReadRequests):
     def __repr__(self) -> str:
         return f"<{self._length:,} requests in a file>"
 
+    def forget(self) -> None:
+        """Lose what has been changed in requests that were read."""
+        self._parts.clear()
+
     def changed(self, change: Callable[[Request], None]) -> "StoredRequests":
         """Return the requests, each changed by a function."""
         return StoredRequests(self._each(change))
@@ -141,7 +147,7 @@ class StoredRequests(ReadRequests):
         for request in self:
             change(request)
             yield request
-        self._parts.clear()
+        self.forget()
 
     def in_order(self) -> "StoredRequests":
         """Return the requests sorted by arrival; ``after``, a position here, becomes one there."""
@@ -162,7 +168,7 @@ class StoredRequests(ReadRequests):
                 request = self[position]
                 request.after = int(place[request.after]) if 0 <= request.after < self._length else -1
                 found[int(place[position]) - first] = request
-            self._parts.clear()  # their requests are changed
+            self.forget()
             yield from filter(None, found)
 
 

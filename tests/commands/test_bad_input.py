@@ -53,6 +53,10 @@ MISTAKES = [
     (["-m", "--cfg", "job"], "--multirun and --cfg exclude each other"),
     (["--config-name", "nope"], "there is no file nope.yaml in the folders of settings"),
     (["tiers.cpu.eviction=slru"], "tiers.cpu.eviction: use eviction@tiers.cpu.eviction=NAME"),
+    (
+        ["preset=vllm_offload", "tiers.cpu.eviction=arc"],
+        "tiers.cpu.eviction=arc: choose one by name, eviction@tiers.cpu.eviction=NAME",
+    ),
     (["tiers.cpu.eviction.protected_hits=1"], "tiers.cpu.eviction.protected_hits: the tier has no policy of its own"),
     (["eviction=lru,fifo"], "eviction=lru,fifo lists several values: add -m"),
     (["page_tokens"], "cannot parse the override 'page_tokens': use KEY=VALUE"),

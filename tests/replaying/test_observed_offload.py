@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvsim.core.request import Request
 from kvsim.plans.plan import Plan
 from kvsim.report.servers.pauses import Steps, brief_pauses
 from kvsim.report.servers.seen import as_observed, moments_of
@@ -70,6 +71,47 @@ def test_a_request_is_looked_up_before_its_load_when_one_behind_it_is_admitted()
     for joined_s in ([0.0, 5.0, 18.0, 19.0], [np.nan] * 4):
         found.append(hits(Played(engine(8, 8), asked, formed_s=STEPS_S, joined_s=np.array(joined_s)))[2])
     assert found == [[1, 1], [0, 0]]
+
+
+def test_a_request_that_loads_is_admitted_beside_one_for_several_samples() -> None:
+    """The third request is looked up at 20 s, before its load, since the one behind it is admitted then."""
+    several = request(1, [10, 11, 12, 13, 14, 15])
+    several.samples, several.output_tokens = 2, 1
+    asked = (
+        (request(0, [0, 1]), 0.0, [1.0]),
+        (several, 5.0, [6.0]),
+        (request(2, [0, 1]), 30.0, [31.0]),
+        (request(3, [20, 21, 22, 23]), 20.0, [21.0]),
+    )
+    joined_s = np.array([0.0, 5.0, 18.0, 19.0])
+    assert hits(Played(engine(12, 40), asked, formed_s=STEPS_S, joined_s=joined_s))[2] == [2, 0]
+
+
+@pytest.mark.parametrize("paused", [0, 1])
+def test_a_preempted_request_is_looked_up_before_those_in_line(paused: int) -> None:
+    """One of the first two was out from 5 s to 20 s, while the third one waited in line: that is looked up in no step."""
+    page_ids, line = ([0, 1], [30, 31]), request(2, [40, 41])
+    tokens_s = [1.0, 2.0, 3.0, 4.0, 5.0, 21.0]
+    asked = [(request(number, page_ids[number], 6 if number == paused else 1), 0.0, [1.0]) for number in range(2)]
+    asked[paused] = asked[paused][0], 0.0, tokens_s
+    looked_up: list[tuple[float, int]] = []
+
+    class Watched(Played):
+        def _watched(self, event: tuple[float, int, int, int, int]) -> None:
+            server = self.replay.server
+            if "look_up_waiting" not in vars(server):
+                look_up = server.look_up_waiting
+
+                def noted(one: Request, tokens: int) -> bool:
+                    looked_up.append((self.replay.now_s, one.index))
+                    return look_up(one, tokens)
+
+                server.look_up_waiting = noted  # type: ignore[method-assign]
+            super()._watched(event)
+
+    about = {"pauses_s": {paused: [(5.0, 20.0)]}, "preemptions": 1, "joined_s": np.array([np.nan, np.nan, 6.0])}
+    Watched(engine(40, 40), [*asked, (line, 30.0, [31.0])], formed_s=STEPS_S, **about)
+    assert {number for at_s, number in looked_up if 6.0 < at_s < 20.0} == {paused}
 
 
 def test_all_requests_behind_one_that_was_preempted_are_preempted_with_it_if_they_missed_its_step() -> None:

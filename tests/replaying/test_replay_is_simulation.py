@@ -185,7 +185,7 @@ def test_on_several_tiers(eviction: str, placement: str) -> None:
 @pytest.mark.parametrize("prefetch", [name for name in PREFETCHES if name != "none"])
 def test_with_prefetch(prefetch: str) -> None:
     """Each has arrived before the policy would stop it."""
-    requests = conversations(page_tokens=256, requests=30)
+    requests = conversations(page_tokens=256, requests=40)
     tiers, hits = [*tiers_of("three", cpu=33, disk=61), "page_tokens=256"], 0
     for placement in PLACEMENTS:
         policies = {"placement": policy("placement", placement), "prefetch": policy("prefetch", prefetch)}

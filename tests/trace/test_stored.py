@@ -13,16 +13,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import kvsim
 from kvsim.cli import main
-from kvsim.core.request import Request, Reset
+from kvsim.core.request import Request, Reset, RetentionRange
 from kvsim.core.requests import fixed, values_of
 from kvsim.errors import UsageError
+from kvsim.plans.plan import Plan
+from kvsim.run import apart, assembly, play
 from kvsim.trace import stored
 from kvsim.trace.auto import Auto
 from kvsim.trace.base import TraceSource, in_order_of_arrival
 from kvsim.trace.lmcache import LMCache
 from kvsim.trace.mooncake import Mooncake
 from kvsim.trace.stored import FIELDS, StoredRequests, from_first_arrival, gathered
+from tests.composing import plan
 from tests.workloads import conversations, make_request
 
 SMALL = {"PART": 4, "PARTS_KEPT": 2, "SORTED_AT_ONCE": 6, "MOST_IN_MEMORY": -1}
@@ -54,6 +58,10 @@ drawn_requests = st.lists(
         session=st.integers(-1, 2**70),
         kind=st.text(max_size=3),
         priority=st.integers(-5, 5),
+        retention=st.lists(
+            st.builds(RetentionRange, st.integers(0, 9), st.integers(10, 2**60), st.integers(0, 100), st.floats(0)), max_size=2
+        ).map(tuple),
+        tenant=st.text(max_size=3),
         output_runs=st.none() | extents,
         own_path=st.none() | extents,
         persistent=st.booleans(),
@@ -82,6 +90,7 @@ def test_what_is_read_is_what_was_stored(requests: list[Request]) -> None:
     for name in (*FIELDS, "index"):
         assert list(map(repr, values_of(found, name))) == list(map(repr, values_of(known, name)))
     assert all(type(reset) is Reset for request in found for reset in request.resets)
+    assert all(type(one) is RetentionRange for request in found for one in request.retention)
 
 
 def test_values_that_are_equal_but_differ_stay_apart() -> None:
@@ -101,6 +110,39 @@ def test_positions_beyond_the_end_are_refused() -> None:
 def test_a_copy_in_another_process_is_a_list() -> None:
     known = conversations(requests=9)
     assert described(pickle.loads(pickle.dumps(StoredRequests(known)))) == described(known)
+
+
+def test_changes_to_requests_that_were_read_are_lost_in_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change that is still in memory would count where requests are read, and not where a field of all is."""
+    monkeypatch.setattr(stored, "PARTS_KEPT", 9)
+    path = tmp_path / "trace.jsonl"
+    lines = [{"timestamp": at * 100, "input_length": 32, "output_length": 4, "hash_ids": [at % 3, 9 + at]} for at in range(20)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    trace = kvsim.load_trace(path, block_tokens=16)
+    assert isinstance(trace.requests, StoredRequests)
+    before = kvsim.replay(trace, "tiers.gpu.capacity=8pages").record["hit_tokens"]
+    for request in trace.requests:
+        request.runs = ((0, 2),)
+        request.prompt_tokens = 33
+    assert kvsim.replay(trace, "tiers.gpu.capacity=8pages").record["hit_tokens"] == before
+    assert trace.requests[0].prompt_tokens == 32
+
+
+def test_processes_that_simulate_engines_apart_read_requests_from_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_to: list[Any] = []
+
+    def noted(one: Plan, requests: Any, pool: Any) -> Any:
+        given_to.append(requests)
+        return assembly.build_graphs(one, requests, pool)
+
+    monkeypatch.setattr(apart, "build_graphs", noted)
+    settings = "cluster.engines=2", "routing=round_robin", "tiers.gpu.capacity=100pages", "page_tokens=4"
+    known = [replace(one, index=at, arrival_s=float(at)) for at, one in enumerate(conversations(requests=12))]
+    found = StoredRequests(known)
+    two = play.simulate(plan(*settings, "cluster.workers=2", command="simulate"), found)
+    one = play.simulate(plan(*settings, command="simulate"), known)
+    assert given_to == [found]
+    assert (two.hit_pages == one.hit_pages).all()
 
 
 def test_nobody_can_add_requests() -> None:
