@@ -14,7 +14,7 @@ from kvsim.policies.eviction.sampled import PageFlops, SampledEviction
 
 
 class Use:
-    """The last request, of those before the next one, that has a page, and the first one after that; NEVER if the trace has none."""
+    """The last request, of those before the next one, that has a page, and the first one after that; NEVER if there is none."""
 
     __slots__ = ("end", "flops", "following", "user")
 
@@ -70,7 +70,7 @@ class BeladyCompute(SampledEviction):
     def _use(self, node: Node) -> Use:
         """Return what is known of the node's last page. A recurrent state is used with the page before it.
 
-        Noted with the node: it holds until the next user has come, or the node ends elsewhere, and the next question begins there.
+        Noted with the node. It holds until the next user has come or the node ends elsewhere; the next question begins there.
         """
         tier, end = self.tier, node.depth + node.pages
         noted: Use | None = node.notes[tier]

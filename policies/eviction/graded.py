@@ -1,7 +1,6 @@
 """Base class of policies under which many leaves share a rank, and a victim gives up a page or a few before others are due."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import Final
 
@@ -9,7 +8,7 @@ from kvsim.core.pool import UNLIMITED
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import READY, Node
 from kvsim.policies.context import PolicyContext
-from kvsim.policies.eviction.base import DEPTH, EvictionPolicy
+from kvsim.policies.eviction.base import DEPTH, SteppingEviction
 
 LEFT: Final = 64
 """Entries that have left a run, at least, before their places are freed."""
@@ -113,26 +112,8 @@ class Grade:
         return [*self.by_use.entries[self.by_use.head :], *self.by_loss.entries[self.by_loss.head :]]
 
 
-class Pass:
-    """The victims of one pass: an iterator, without the frame of a generator."""
-
-    __slots__ = ("policy",)
-
-    def __init__(self, policy: "GradedEviction") -> None:
-        self.policy = policy
-
-    def __iter__(self) -> "Pass":
-        return self
-
-    def __next__(self) -> Node:
-        node = self.policy.next_victim()
-        if node is None:
-            raise StopIteration
-        return node
-
-
 @mypyc_attr(allow_interpreted_subclasses=True)
-class GradedEviction(EvictionPolicy):
+class GradedEviction(SteppingEviction):
     """Evicts by a rank that depends on the node alone, lowest first, and among equals the least recently used first.
 
     A leaf ranks higher once it has lost its last page. So a victim gives up one page or, if it is alone at its rank, as many as
@@ -197,11 +178,7 @@ class GradedEviction(EvictionPolicy):
             self._enter(self.rank(entry.node), entry)
         self._compact_at = max(1024, 2 * self._entries)
 
-    def victims(self, now: float) -> Iterator[Node]:
-        return Pass(self)
-
     def next_victim(self) -> Node | None:
-        """Return the next node of a pass, which has left its grade; None if there is none."""
         tier, grades, ranks = self.tier, self._grades, self._ranks
         while ranks:
             rank = ranks[0]

@@ -49,7 +49,6 @@ def first_after(line: list[Entry], used_s: float, end: int) -> int:
     return low
 
 
-
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
 class LearningAugmented(SampledEviction):

@@ -13,8 +13,8 @@ from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.leaves import Leaves
 
-
 AHEAD: Final = 64
+"""Numbers drawn at once."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
