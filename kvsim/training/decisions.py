@@ -92,7 +92,7 @@ class Recording(Learned):
         super().on_request(request, now)
         self._latest = max(self._latest, request.index)
 
-    def scores(self, nodes: Sequence[Node], now: float) -> Sequence[float]:
+    def scores(self, nodes: list[Node], now: float) -> list[float]:
         features = self.features(nodes, now)
         last_uses = [node.last_used_in(self.tier) for node in nodes]
         is_recorded = len(nodes) > 1 and self._latest < self._last_recorded

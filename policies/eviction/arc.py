@@ -65,7 +65,7 @@ class ARC(QueueEviction):
         return parts
 
     def enter(self, ghost: bool | None) -> Mark:
-        return ONCE if ghost is None else AGAIN, self.clock, None
+        return Mark(ONCE if ghost is None else AGAIN, self.clock)
 
     def on_insert(self, node: Node, now: float) -> None:
         super().on_insert(node, now)
@@ -74,10 +74,10 @@ class ARC(QueueEviction):
         forget_beyond(self.b2, 2 * self.capacity_pages - once - again - self.b1.pages)
 
     def use(self, mark: Mark) -> Mark:
-        return AGAIN, self.clock, None
+        return Mark(AGAIN, self.clock)
 
     def remember(self, extents: tuple[Extent, ...], mark: Mark) -> None:
-        (self.b1 if mark[0] == ONCE else self.b2).append(extents, value=False)
+        (self.b1 if mark.queue == ONCE else self.b2).append(extents, value=False)
 
     def choose(self) -> tuple[int, float] | None:
         surplus = self.sizes[ONCE] + self.left_pages - self.target_pages

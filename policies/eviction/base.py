@@ -80,12 +80,24 @@ class BypassEviction(EvictionPolicy):
         """
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
+class SteppingEviction(EvictionPolicy):
+    """Finds one victim after another by ``next_victim``."""
+
+    @abstractmethod
+    def next_victim(self) -> Node | None:
+        """Return the next node of a pass, which no other pass offers until it is announced again; None if there is none."""
+
+    def victims(self, now: float) -> Iterator[Node]:
+        return Pass(self)
+
+
 class Pass:
-    """The victims of one pass after another of a ``RankedEviction``: an iterator, without the frame of a generator."""
+    """The victims of one pass after another of a ``SteppingEviction``: an iterator, without the frame of a generator."""
 
     __slots__ = ("policy",)
 
-    def __init__(self, policy: "RankedEviction") -> None:
+    def __init__(self, policy: SteppingEviction) -> None:
         self.policy = policy
 
     def __iter__(self) -> "Pass":
@@ -99,7 +111,7 @@ class Pass:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class RankedEviction(EvictionPolicy):
+class RankedEviction(SteppingEviction):
     """Evicts by a rank that depends on the node alone: the lowest rank leaves first.
 
     Leaves wait in a lazy queue. An entry is made when a node becomes evictable and checked when it reaches the front: it is
@@ -191,7 +203,7 @@ class RankedEviction(EvictionPolicy):
     def victims(self, now: float) -> Iterator[Node]:
         if self._untaken or self._offered is not None:
             self._offer_again()
-        return Pass(self)
+        return super().victims(now)
 
     def next_victim(self) -> Node | None:
         """Return the next node of a pass, which has left the queue; None if there is none."""

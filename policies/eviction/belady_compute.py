@@ -3,13 +3,30 @@ arXiv:2609.28870, 2026)."""
 
 from dataclasses import dataclass
 from math import inf
+from typing import Final
 
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.foresight import NEVER, Foresight
-from kvsim.policies.eviction.sampled import SampledEviction, flops_of_page
+from kvsim.policies.eviction.sampled import PageFlops, SampledEviction
+
+
+class Use:
+    """The last request, of those before the next one, that has a page, and the first one after that; NEVER if there is none."""
+
+    __slots__ = ("end", "flops", "following", "user")
+
+    def __init__(self, user: int, end: int, flops: float) -> None:
+        self.user = user
+        self.end = end
+        """Depth at which the page ends, in pages."""
+        self.flops = flops
+        self.following = NEVER
+
+
+NOT_USED: Final = Use(NEVER, -1, 0.0)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -34,7 +51,7 @@ class BeladyCompute(SampledEviction):
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
-        self._flops = flops_of_page(context)
+        self._flops = PageFlops(context)
         self._future = Foresight(context.requests)
         self._latest = NEVER
 
@@ -42,34 +59,35 @@ class BeladyCompute(SampledEviction):
         self._latest = max(self._latest, request.index)
 
     def score(self, node: Node, now: float) -> float:
-        user = self._last_user(node)
-        following = self._future.next_user(user, node.depth + node.pages) if user != NEVER else NEVER
-        if following == NEVER:
-            return -inf
-        return (self._latest - following) / self._flops(node.depth + node.pages)
+        use = self._use(node)
+        return -inf if use.following == NEVER else (self._latest - use.following) / use.flops
 
     def limit(self, node: Node) -> None:
-        user = self._last_user(node)
+        user = self._use(node).user
         if user != NEVER and not node.is_state:
             self.most_pages = min(node.pages, self._future.pages_alike(user, node.depth + node.pages))
 
-    def _last_user(self, node: Node) -> int:
-        """Return the last request, of those before the next one, that has the node's last page; NEVER if the trace has none.
+    def _use(self, node: Node) -> Use:
+        """Return what is known of the node's last page. A recurrent state is used with the page before it.
 
-        Noted with the node, so that the next question begins there. A recurrent state is used with the page before it.
+        Noted with the node. It holds until the next user has come or the node ends elsewhere; the next question begins there.
         """
         tier, end = self.tier, node.depth + node.pages
-        noted = node.notes[tier]
+        noted: Use | None = node.notes[tier]
+        if noted is not None and noted.end == end and (noted.following > self._latest or noted.following == NEVER):
+            return noted
         pages = node.partner if node.is_state else node
-        if noted is None and pages is not None:
+        if noted is not None:
+            user = noted.user
+        elif pages is None:
+            return NOT_USED
+        else:
             start, length = pages.runs[-1]
-            noted = self._future.first_user(start + length - 1)
-            node.note(tier, noted)
-        if noted is None or noted == NEVER:
-            return NEVER
-        user: int = noted
-        while (following := self._future.next_user(user, end)) != NEVER and following <= self._latest:
-            user = following
-        if user != noted:
-            node.note(tier, user)
-        return user
+            user = self._future.first_user(start + length - 1)
+        use = Use(user, end, self._flops.at(end))
+        if user != NEVER:
+            while (following := self._future.next_user(use.user, end)) != NEVER and following <= self._latest:
+                use.user = following
+            use.following = following
+        node.note(tier, use)
+        return use

@@ -1,11 +1,8 @@
 """LARU (Chen et al.: Toward robust and efficient ML-based GPU caching for modern inference, arXiv:2509.20979, 2025)."""
 
-from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, inf
-from operator import itemgetter
-from typing import Final
 
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
@@ -15,11 +12,41 @@ from kvsim.pages.extents import Extent, last_pages
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.sampled import SampledEviction
 
-Use = tuple[int, float, float]
-"""What is noted with a node: (phase of its last use, mean time between its uses or 0 after the first, time of the last)."""
-Entry = tuple[float, int, int, Node]
-"""A leaf: (last use, minus its end in pages, number of the entry, node)."""
-ORDER: Final = itemgetter(0, 1)
+
+class Use:
+    """What is noted with a node: the phase of its last use, the mean time between its uses, or 0 after the first, and when that
+    was. Never changes."""
+
+    __slots__ = ("at_s", "gap_s", "phase")
+
+    def __init__(self, phase: int, gap_s: float, at_s: float) -> None:
+        self.phase = phase
+        self.gap_s = gap_s
+        self.at_s = at_s
+
+
+class Entry:
+    """A leaf, with its last use and where it ended, in pages, when it was entered."""
+
+    __slots__ = ("end", "node", "used_s")
+
+    def __init__(self, used_s: float, end: int, node: Node) -> None:
+        self.used_s = used_s
+        self.end = end
+        self.node = node
+
+
+def first_after(line: list[Entry], used_s: float, end: int) -> int:
+    """Return the place in a line behind all leaves used before, and all of that time that end at this depth or deeper."""
+    low, high = 0, len(line)
+    while low < high:
+        middle = (low + high) // 2
+        entry = line[middle]
+        if used_s < entry.used_s or used_s == entry.used_s and end > entry.end:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -50,7 +77,7 @@ class LearningAugmented(SampledEviction):
         """Used in this phase."""
         self._room_pages = inf
         self._line: list[Entry] = []
-        self._entries = 0
+        """The least recently used leaf first; among equals the deepest, then the one entered first."""
         self._compact_at = 64
         self._by_use = False
         """Whether the next victim is LRU's."""
@@ -89,7 +116,7 @@ class LearningAugmented(SampledEviction):
 
     def _phase_of(self, node: Node) -> int:
         use: Use | None = node.notes[self.tier]
-        return -1 if use is None else use[0]
+        return -1 if use is None else use.phase
 
     def _note(self, node: Node, now: float) -> None:
         before: Use | None = node.notes[self.tier]
@@ -97,20 +124,23 @@ class LearningAugmented(SampledEviction):
         if before is None:
             self._seen += 1
         else:
-            passed_s = now - before[2]
-            gap_s = (before[1] + passed_s) / 2 if before[1] else passed_s
-            self._again += before[1] == 0
+            passed_s = now - before.at_s
+            gap_s = (before.gap_s + passed_s) / 2 if before.gap_s else passed_s
+            if before.gap_s == 0:
+                self._again += 1
             self._gaps += 1
             self._gap_s += (passed_s - self._gap_s) / self._gaps
-        node.note(self.tier, (self.phase, gap_s, now))
+        node.note(self.tier, Use(self.phase, gap_s, now))
 
     def score(self, node: Node, now: float) -> float:
         """Return minus the seconds until the node is predicted to be used."""
         use: Use | None = node.notes[self.tier]
         if use is None:
             return inf
-        gap_s = use[1] or self._gap_s * (self._seen + 2) / (self._again + 1)
-        past_s = now - use[2]
+        gap_s = use.gap_s
+        if not gap_s:
+            gap_s = self._gap_s * (self._seen + 2) / (self._again + 1)
+        past_s = now - use.at_s
         return past_s - gap_s if past_s <= gap_s else -past_s
 
     # --- mistakes ----------------------------------------------------------------------------------------------------
@@ -146,17 +176,21 @@ class LearningAugmented(SampledEviction):
     def on_evictable(self, node: Node) -> None:
         if node is self._offered:
             self._offered = None
-        self._entries += 1
-        insort(self._line, (node.last_used_in(self.tier), -node.depth - node.pages, self._entries, node))
-        if len(self._line) > self._compact_at:
-            self._line = list({entry[3]: entry for entry in self._line if self._is_current(entry)}.values())
+        line, used_s, end = self._line, node.last_used_in(self.tier), node.depth + node.pages
+        entry = Entry(used_s, end, node)
+        if not line or used_s > line[-1].used_s:
+            line.append(entry)
+        else:
+            line.insert(first_after(line, used_s, end), entry)
+        if len(line) > self._compact_at:
+            self._line = list({entry.node: entry for entry in line if self._is_current(entry)}.values())
             self._compact_at = max(64, 2 * len(self._line))
 
     def _is_current(self, entry: Entry) -> bool:
-        node = entry[3]
-        if not node.is_evictable(self.tier) or node.last_used_in(self.tier) != entry[0]:
+        node = entry.node
+        if not node.is_evictable(self.tier) or node.last_used_in(self.tier) != entry.used_s:
             return False
-        return -node.depth - node.pages == entry[1]
+        return node.depth + node.pages == entry.end
 
     def victims(self, now: float) -> Iterator[Node]:
         while (node := self._lowest(now)) is not None:
@@ -166,13 +200,12 @@ class LearningAugmented(SampledEviction):
 
     def _take(self, node: Node) -> None:
         """Remove the entries of a node."""
-        line, key = self._line, (node.last_used_in(self.tier), -node.depth - node.pages)
-        place = bisect_left(line, key, key=ORDER)
-        while place < len(line) and ORDER(line[place]) == key:
-            if line[place][3] is node:
+        line, used_s, end = self._line, node.last_used_in(self.tier), node.depth + node.pages
+        place = first_after(line, used_s, end) - 1
+        while place >= 0 and line[place].used_s == used_s and line[place].end == end:
+            if line[place].node is node:
                 del line[place]
-            else:
-                place += 1
+            place -= 1
 
     def _candidates(self) -> list[Node]:
         """Return the leaves to compare."""
@@ -183,6 +216,11 @@ class LearningAugmented(SampledEviction):
         self._predicted = count > 1
         self._by_use = False
         if count <= self.samples:
-            return [entry[3] for entry in line[:count] if self._is_current(entry)]
-        drawn = [line[int(fraction * count)] for fraction in self._rng.random(self.samples).tolist()]
-        return [entry[3] for entry in drawn if self._is_current(entry)] or [line[0][3]]
+            return [entry.node for entry in line[:count] if self._is_current(entry)]
+        fractions: list[float] = self._rng.random(self.samples).tolist()
+        drawn: list[Node] = []
+        for fraction in fractions:
+            entry = line[int(fraction * count)]
+            if self._is_current(entry):
+                drawn.append(entry.node)
+        return drawn or [line[0].node]

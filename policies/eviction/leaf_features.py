@@ -1,7 +1,7 @@
 """What a learned policy sees of a leaf: numbers that are known when a victim is chosen, in training and in a run alike."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ FEATURES: Final = (
 ``end_tokens`` is where the leaf ends, ``prompt_tokens`` to ``turn`` are of its last user, and ``is_answer`` is 1 for a leaf that
 ends behind that request's prompt."""
 
-Vector = npt.NDArray[np.float64]
+Vector: TypeAlias = npt.NDArray[np.float64]
 
 
 class LastUse:

@@ -54,7 +54,7 @@ class Learned(SampledEviction):
     def on_hit(self, node: Node, now: float) -> None:
         node.note(self.tier, LastUse(self._request, now, node.notes[self.tier]))
 
-    def scores(self, nodes: Sequence[Node], now: float) -> Sequence[float]:
+    def scores(self, nodes: list[Node], now: float) -> list[float]:
         if self._model is None:
             self._model = read_model(DEFAULT)
         values: list[float] = self._model.scores(self.features(nodes, now)).tolist()

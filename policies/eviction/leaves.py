@@ -28,6 +28,17 @@ class Leaves:
             self.nodes[place] = last
             self.places[last] = place
 
+    def take(self, fraction: float) -> Node:
+        """Remove the node at a fraction, from 0 to below 1, of the list, and return it; the last one takes its place."""
+        nodes = self.nodes
+        place = int(fraction * len(nodes))
+        node, last = nodes[place], nodes.pop()
+        del self.places[node]
+        if last is not node:
+            nodes[place] = last
+            self.places[last] = place
+        return node
+
     def at(self, fraction: float) -> Node:
         """Return the node at a fraction, from 0 to below 1, of the list; there must be one."""
         return self.nodes[int(fraction * len(self.nodes))]

@@ -43,13 +43,14 @@ class MultiQueue(QueueEviction):
         return self._mark(1 + (ghost or 0))
 
     def use(self, mark: Mark) -> Mark:
-        return self._mark(mark[2] + 1)
+        uses: int = mark.value
+        return self._mark(uses + 1)
 
     def _mark(self, uses: int) -> Mark:
-        return min(uses.bit_length(), self.queues) - 1, self.clock, uses
+        return Mark(min(uses.bit_length(), self.queues) - 1, self.clock, uses)
 
     def remember(self, extents: tuple[Extent, ...], mark: Mark) -> None:
-        self.ghosts.append(extents, value=mark[2])
+        self.ghosts.append(extents, value=mark.value)
 
     def choose(self) -> tuple[int, float] | None:
         life_time, heaps = self.life_time * self.queues, self.heaps
@@ -57,8 +58,8 @@ class MultiQueue(QueueEviction):
         for queue in range(self.queues - 1, 0, -1):
             heap = heaps[queue]
             while heap and heap[0][0] < expired and (leaf := self.first(queue)) is not None:
-                _, place, uses = self.mark(leaf)
-                if place >= expired:
+                mark = self.mark(leaf)
+                if mark.place >= expired:
                     break
-                self.move(leaf, (queue - 1, place + life_time + 1, uses))
+                self.move(leaf, Mark(queue - 1, mark.place + life_time + 1, mark.value))
         return self.first_of(0)

@@ -93,7 +93,9 @@ class ArcByUse(ArcOffload):
         if not is_once:
             self.again.touch((run,))
             return
-        for part, is_written in reversed(self._writing.pieces((run,))):
+        parts = self._writing.pieces((run,))
+        parts.reverse()
+        for part, is_written in parts:
             if is_written is None:
                 self.once.remove((part,))
                 self.again.append((part,))

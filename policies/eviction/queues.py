@@ -16,8 +16,23 @@ from kvsim.pages.extents import Extent, last_pages
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 
-Mark = tuple[int, int, Any]
-"""(queue, place in it, a value of the policy's own): what the policy knows of a page. The lowest place leaves first."""
+
+class Mark:
+    """What the policy knows of a page: its queue, its place there, and a value of the policy's own. Marks never change.
+
+    The lowest place leaves first.
+    """
+
+    __slots__ = ("place", "queue", "value")
+
+    def __init__(self, queue: int, place: int, value: Any = None) -> None:
+        self.queue = queue
+        self.place = place
+        self.value = value
+
+    def same(self, other: "Mark") -> bool:
+        return self is other or self.place == other.place and self.queue == other.queue and bool(self.value == other.value)
+
 
 Part = tuple[int, Mark]
 """(pages, mark): consecutive pages with one mark."""
@@ -168,11 +183,11 @@ class QueueEviction(EvictionPolicy):
         self.left_pages = left if left > 0 else 0
         if node.runs == self._new or node.is_state:  # states have no ghosts: one that returns counts as new
             mark = self._marks[node] = self.enter(None)
-            self.sizes[mark[0]] += node.pages
+            self.sizes[mark.queue] += node.pages
             return
         parts = [(pages, self.enter(ghost)) for pages, ghost in self.recall(node.runs)]
         for pages, mark in parts:
-            self.sizes[mark[0]] += pages
+            self.sizes[mark.queue] += pages
         self._keep_parts(node, parts)
 
     def on_hit(self, node: Node, now: float) -> None:
@@ -185,9 +200,9 @@ class QueueEviction(EvictionPolicy):
         else:
             old = self._marks[node]
             self._marks[node] = mark = self.use(old)
-            if mark[0] != old[0]:
-                self.sizes[old[0]] -= node.pages
-                self.sizes[mark[0]] += node.pages
+            if mark.queue != old.queue:
+                self.sizes[old.queue] -= node.pages
+                self.sizes[mark.queue] += node.pages
         if not node.pins[self.tier] and not node.children_in[self.tier]:
             self.on_evictable(node)
 
@@ -215,19 +230,19 @@ class QueueEviction(EvictionPolicy):
     def on_remove(self, node: Node) -> None:
         if self.mixed and node in self.mixed:
             for pages, part in self.parts(node):
-                self.sizes[part[0]] -= pages
+                self.sizes[part.queue] -= pages
             del self.mixed[node], self._marks[node]
             return
         if node is self._offered:
             self._offered = None
             self.on_victim(node)
         else:
-            self.sizes[self._marks.pop(node)[0]] -= node.pages
+            self.sizes[self._marks.pop(node).queue] -= node.pages
 
     def on_victim(self, node: Node) -> None:
         """Called when the chosen leaf leaves."""
         mark, pages, extents = self._marks.pop(node), node.pages, node.runs
-        self.sizes[mark[0]] -= pages
+        self.sizes[mark.queue] -= pages
         self.left_pages += pages
         self.has_evicted = True
         if extents[0][0] >= 0:  # not a state
@@ -235,7 +250,7 @@ class QueueEviction(EvictionPolicy):
 
     def on_shorten(self, node: Node, pages: int) -> None:
         mark = self._marks[node]
-        self.sizes[mark[0]] -= pages
+        self.sizes[mark.queue] -= pages
         self.left_pages += pages
         self.has_evicted = True
         self.remember(last_pages(node.runs, pages), mark)
@@ -248,12 +263,8 @@ class QueueEviction(EvictionPolicy):
     def on_evictable(self, node: Node) -> None:
         if node is self._offered:
             self._offered = None
-        queue, place, _ = self._marks[node]
-        heap = self.heaps[queue]
-        self._entries = entry = self._entries + 1
-        heappush(heap, (place, node.last_used_in(self.tier), -node.depth - node.pages, entry, node))
-        if len(heap) > self._compact_at:
-            self._compact()
+        mark = self._marks[node]
+        self.push(self.heaps[mark.queue], mark.place, node)
 
     # --- leaves ------------------------------------------------------------------------------------------------------
 
@@ -279,16 +290,20 @@ class QueueEviction(EvictionPolicy):
     def is_current(self, queue: int, entry: Entry) -> bool:
         """Whether an entry of the queue's heap is current: its node is a leaf with this queue and place."""
         node = entry[4]
-        return self.is_leaf(node) and self._marks[node][:2] == (queue, entry[0])
+        if not self.is_leaf(node):
+            return False
+        mark = self._marks[node]
+        return mark.place == entry[0] and mark.queue == queue
 
     def first(self, queue: int) -> Node | None:
         """Return the leaf that leaves the queue first, or None. Its entry is then at the top of the heap."""
         heap, tier, marks = self.heaps[queue], self.tier, self._marks
         while heap:
-            node: Node = heap[0][4]
+            entry: tuple[Any, ...] = heap[0]
+            node: Node = entry[4]
             if node.state[tier] == READY and not node.pins[tier] and not node.children_in[tier]:
                 mark = marks[node]
-                if mark[1] == heap[0][0] and mark[0] == queue:
+                if mark.queue == queue and mark.place == entry[0]:
                     return node
             heappop(heap)
         return None
@@ -297,8 +312,10 @@ class QueueEviction(EvictionPolicy):
         """Return the queue and ``most_pages`` if it has a leaf; else any other queue that has one, and no limit."""
         if self.first(queue) is not None:
             return queue, most_pages
-        others = (queue for queue in range(len(self.heaps)) if self.first(queue) is not None)
-        return next(((queue, inf) for queue in others), None)
+        for other in range(len(self.heaps)):
+            if self.first(other) is not None:
+                return other, inf
+        return None
 
     def victims(self, now: float) -> Iterator[Node]:
         self.begin_pass()
@@ -341,29 +358,37 @@ class QueueEviction(EvictionPolicy):
         Under the rules of vLLM, a node above it may be a leaf, too.
         """
         node: Node | None = leaf
-        old, moved = self._marks[leaf], []
-        while node is not None and self._marks.get(node) == old:
-            moved.append(node)
+        marks, mixed = self._marks, self.mixed
+        old, moved = marks[leaf], 0
+        leaves: list[Node] = []
+        while node is not None:
+            held = marks.get(node)
+            if held is None or not held.same(old):
+                break
+            if node is leaf or self.is_leaf(node):
+                leaves.append(node)
             pages = self._last_pages(node)
-            self.sizes[old[0]] -= pages
-            self.sizes[mark[0]] += pages
-            if node in self.mixed:
+            moved += pages
+            if mixed and node in mixed:
                 self._keep_parts(node, [*self.mixed[node], (pages, mark)])
                 break
-            self._marks[node] = mark
+            marks[node] = mark
             node = node.parent
-        for node in moved:
-            if self.is_leaf(node):
-                self.on_evictable(node)
+        self.sizes[old.queue] -= moved
+        self.sizes[mark.queue] += moved
+        for each in leaves:
+            self.on_evictable(each)
 
     def demote(self, upper: int, lower: int, most_pages: float) -> None:
         """Move first leaves of ``upper`` to the end of ``lower`` while ``upper`` has more than ``most_pages`` pages."""
         while self.sizes[upper] > most_pages and (leaf := self.first(upper)) is not None:
-            self.move(leaf, (lower, self.end(), self._marks[leaf][2]))
+            self.move(leaf, Mark(lower, self.end(), self._marks[leaf].value))
 
     def _last_pages(self, node: Node) -> int:
         """Return the pages of the node's last part."""
-        return node.pages - sum([pages for pages, _ in self.mixed[node]]) if node in self.mixed else node.pages
+        if not self.mixed or node not in self.mixed:
+            return node.pages
+        return node.pages - sum([pages for pages, _ in self.mixed[node]])
 
     def parts(self, node: Node) -> list[Part]:
         return [*self.mixed.get(node, ()), (self._last_pages(node), self._marks[node])]
@@ -371,15 +396,15 @@ class QueueEviction(EvictionPolicy):
     def _set_parts(self, node: Node, parts: list[Part]) -> None:
         """Replace the mark of every part of a node."""
         for (pages, old), (_, mark) in zip(self.parts(node), parts, strict=True):
-            self.sizes[old[0]] -= pages
-            self.sizes[mark[0]] += pages
+            self.sizes[old.queue] -= pages
+            self.sizes[mark.queue] += pages
         self._keep_parts(node, parts)
 
     def _keep_parts(self, node: Node, parts: Iterable[Part]) -> None:
         """Store a node's parts, joining neighbours with equal marks."""
         joined: list[Part] = []
         for pages, mark in parts:
-            if joined and joined[-1][1] == mark:
+            if joined and joined[-1][1].same(mark):
                 joined[-1] = joined[-1][0] + pages, mark
             else:
                 joined.append((pages, mark))

@@ -7,7 +7,7 @@ from typing import Final
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
-from kvsim.policies.eviction.sampled import SampledEviction, flops_of_page
+from kvsim.policies.eviction.sampled import PageFlops, SampledEviction
 
 LEAST_AGE_S: Final = 1e-9
 """Leaves used at this instant compare by their compute."""
@@ -28,7 +28,8 @@ class RandomCompute(SampledEviction):
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
-        self._flops = flops_of_page(context)
+        self._flops = PageFlops(context)
 
     def score(self, node: Node, now: float) -> float:
-        return self._flops(node.depth + node.pages) / max(now - node.last_used_in(self.tier), LEAST_AGE_S)
+        age_s = now - node.last_used_in(self.tier)
+        return self._flops.at(node.depth + node.pages) / (age_s if age_s > LEAST_AGE_S else LEAST_AGE_S)

@@ -56,15 +56,15 @@ class S3FIFO(QueueEviction):
         return [(to_small, None), (pages - to_small, True)] if 0 < to_small < pages else [(pages, None if to_small else True)]
 
     def enter(self, ghost: bool | None) -> Mark:
-        return SMALL if ghost is None else MAIN, self.clock, 0
+        return Mark(SMALL if ghost is None else MAIN, self.clock, 0)
 
     def use(self, mark: Mark) -> Mark:
-        queue, place, uses = mark
-        return mark if uses == MOST_USES else (queue, place, uses + 1)
+        uses: int = mark.value
+        return mark if uses == MOST_USES else Mark(mark.queue, mark.place, uses + 1)
 
     def remember(self, extents: tuple[Extent, ...], mark: Mark) -> None:
         self._is_filling = False
-        if mark[0] == SMALL:
+        if mark.queue == SMALL:
             self.ghosts.append(extents)
 
     def choose(self) -> tuple[int, float] | None:
@@ -74,7 +74,8 @@ class S3FIFO(QueueEviction):
             if chosen is None:
                 return None
             leaf = self.heaps[chosen[0]][0][-1]
-            queue, _, uses = self.mark(leaf)
-            if uses < (self.move_threshold if queue == SMALL else 1):
+            mark = self.mark(leaf)
+            uses: int = mark.value
+            if uses < (self.move_threshold if mark.queue == SMALL else 1):
                 return chosen
-            self.move(leaf, (MAIN, self.end(), 0 if queue == SMALL else uses - 1))
+            self.move(leaf, Mark(MAIN, self.end(), 0 if mark.queue == SMALL else uses - 1))

@@ -48,9 +48,13 @@ class Session:
 class Group:
     """Leaves of one queue and type and, among templates, of depths up to the same power of two, as entries that are checked."""
 
-    __slots__ = ("compact_at", "heap", "kind", "power", "queue")
+    __slots__ = ("compact_at", "gaps", "heap", "kind", "power", "queue", "type_worth", "worth")
 
-    def __init__(self, queue: str, kind: str, power: int) -> None:
+    def __init__(self, queue: str, kind: str, power: int, worth: QueueWorth, type_worth: TypeWorth, gaps: Gaps | None) -> None:
+        self.worth = worth
+        self.type_worth = type_worth
+        self.gaps = gaps
+        """Of a queue of sessions."""
         self.queue = queue
         self.kind = kind
         self.power = power
@@ -91,6 +95,8 @@ class SemanticAdaptive(EvictionPolicy):
         """By type of request, first turns and those of them that a second one has followed."""
         self._longest = 1
         self._groups: dict[tuple[str, str, int], Group] = {}
+        self._by_step: list[list[Group]] = [[], [], []]
+        """Groups of the first queue, of those that compete, and of pages in no queue."""
         self._ghosts = ExtentOrder()
         self._ghost_pages = inf
         self._entries = self._left_pages = 0
@@ -228,12 +234,12 @@ class SemanticAdaptive(EvictionPolicy):
 
     def priority(self, group: Group, age_s: float) -> float:
         """Return P of the leaves of a group that were last used ``age_s`` seconds ago."""
-        if group.queue == TEMPLATES:
+        if group.gaps is None:
             share = min(1.0, 2.0 ** (group.power - power_of(self._longest)))
             chance = self.parting.survival(share)
         else:
-            chance = self._gaps_of(group.queue).survival(age_s)
-        return self._queue(group.queue).weight * self.types[group.kind].weight * chance / max(age_s, LEAST_S)
+            chance = group.gaps.survival(age_s)
+        return group.worth.weight * group.type_worth.weight * chance / max(age_s, LEAST_S)
 
     def on_evictable(self, node: Node) -> None:
         if node is self._offered:
@@ -251,15 +257,26 @@ class SemanticAdaptive(EvictionPolicy):
         mark: Mark | None = node.notes[self.tier]
         queue, kind = (UNFINISHED, PROMPT) if mark is None else (mark[0], mark[1])
         key = queue, kind, power_of(node.depth + node.pages) if queue == TEMPLATES else 0
-        if key not in self._groups:
-            self._groups[key] = Group(*key)
-        return self._groups[key]
+        group = self._groups.get(key)
+        return self._new_group(*key) if group is None else group
+
+    def _new_group(self, queue: str, kind: str, power: int) -> Group:
+        of_sessions = queue not in (FIRST, TEMPLATES, UNFINISHED)
+        worth = QueueWorth() if queue == UNFINISHED else self._queue(queue)
+        group = Group(queue, kind, power, worth, self.types[kind], self._gaps_of(queue) if of_sessions else None)
+        self._groups[queue, kind, power] = group
+        self._by_step[0 if queue == FIRST else 2 if queue == UNFINISHED else 1].append(group)
+        return group
 
     def _is_current(self, group: Group, entry: Entry) -> bool:
-        node = entry[3]
-        if not node.is_evictable(self.tier) or node.last_used_in(self.tier) != entry[0]:
+        used_s, below, _, node = entry
+        if not node.is_evictable(self.tier) or node.last_used_in(self.tier) != used_s or below != -node.depth - node.pages:
             return False
-        return -node.depth - node.pages == entry[1] and self._group(node) is group
+        mark: Mark | None = node.notes[self.tier]
+        if mark is None:
+            return group.queue == UNFINISHED
+        queue, kind, _ = mark
+        return queue == group.queue and kind == group.kind and (queue != TEMPLATES or power_of(-below) == group.power)
 
     def _head(self, group: Group) -> Entry | None:
         """Return the entry of the least recently used leaf of a group, among equals the deepest; None if it has no leaf."""
@@ -279,20 +296,18 @@ class SemanticAdaptive(EvictionPolicy):
     def _lowest(self, now: float) -> Group | None:
         """Return the group whose head leaves next; of equals, that of the least recently used one."""
         lowest: Group | None = None
-        least: tuple[int, float, float] = (3, 0.0, 0.0)
-        for group in self._groups.values():
-            head = self._head(group)
-            if head is None:
-                continue
-            used_s = head[0]
-            if group.queue == FIRST:
-                place = (0, 0.0, used_s)
-            elif group.queue == UNFINISHED:
-                place = (2, 0.0, used_s)
-            else:
-                place = (1, self.priority(group, now - used_s), used_s)
-            if place < least:
-                lowest, least = group, place
+        least, least_used_s = 0.0, 0.0
+        for step, groups in enumerate(self._by_step):
+            for group in groups:
+                head = self._head(group)
+                if head is None:
+                    continue
+                used_s = head[0]
+                value = self.priority(group, now - used_s) if step == 1 else 0.0
+                if lowest is None or value < least or value == least and used_s < least_used_s:
+                    lowest, least, least_used_s = group, value, used_s
+            if lowest is not None:
+                break
         return lowest
 
 

@@ -1,14 +1,13 @@
 """Base class of policies that score a few leaves drawn at random: for scores that change with time, so that no order lasts."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.tree import Node
+from kvsim.core.tree import READY, Node
 from kvsim.numbers import Whole, check_settings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
@@ -37,7 +36,7 @@ class SampledEviction(EvictionPolicy):
     def score(self, node: Node, now: float) -> float:
         """Return what the node's last page is worth at ``now``, in seconds of the run; the lowest leaves first."""
 
-    def scores(self, nodes: Sequence[Node], now: float) -> Sequence[float]:
+    def scores(self, nodes: list[Node], now: float) -> list[float]:
         """Return the scores of several leaves; for policies that compute them all at once."""
         return [self.score(node, now) for node in nodes]
 
@@ -58,35 +57,51 @@ class SampledEviction(EvictionPolicy):
         lowest: Node | None = None
         least, least_used = 0.0, 0.0
         nodes = self._candidates()
-        for node, score in zip(nodes, self.scores(nodes, now), strict=True):
-            used = node.last_used_in(self.tier)
-            if lowest is None or score < least or score == least and used < least_used:
-                lowest, least, least_used = node, score, used
+        for at, score in enumerate(self.scores(nodes, now)):
+            if lowest is None or score <= least:
+                node = nodes[at]
+                used = node.last_used_in(self.tier)
+                if lowest is None or score < least or used < least_used:
+                    lowest, least, least_used = node, score, used
         return lowest
 
     def _candidates(self) -> list[Node]:
         """Return the leaves to compare, and drop what is no leaf any more where it is met."""
         leaves, tier = self._leaves, self.tier
-        if len(leaves.nodes) <= self.samples:
-            for node in [node for node in leaves.nodes if not node.is_evictable(tier)]:
+        nodes = leaves.nodes
+        if len(nodes) <= self.samples:
+            for node in [node for node in nodes if not node.is_evictable(tier)]:
                 leaves.remove(node)
-            return leaves.nodes
+            return nodes
         drawn: list[Node] = []
-        for fraction in self._rng.random(self.samples).tolist():
-            while leaves.nodes and not (node := leaves.at(fraction)).is_evictable(tier):
+        fractions: list[float] = self._rng.random(self.samples).tolist()
+        for fraction in fractions:
+            while nodes:
+                node = nodes[int(fraction * len(nodes))]
+                if node.state[tier] == READY and not node.pins[tier] and not node.children_in[tier]:
+                    drawn.append(node)
+                    break
                 leaves.remove(node)
-            if not leaves.nodes:
-                break
-            drawn.append(node)
         return drawn
 
 
-def flops_of_page(context: PolicyContext) -> Callable[[int], float]:
-    """Return a function from the depth at which a page ends, in pages, to the FLOPs saved by it if all pages before are cached.
+class PageFlops:
+    """The FLOPs that a page saves if all pages before it are cached, by the depth at which it ends, in pages.
 
     Raises ValueError without a model.
     """
-    if context.model is None:
-        raise ValueError("needs a model")
-    tokens = context.page_tokens
-    return cache(lambda end: context.saved_flops((end - 1) * tokens, end * tokens))
+
+    __slots__ = ("_context", "_known")
+
+    def __init__(self, context: PolicyContext) -> None:
+        if context.model is None:
+            raise ValueError("needs a model")
+        self._context = context
+        self._known: dict[int, float] = {}
+
+    def at(self, end: int) -> float:
+        known = self._known.get(end)
+        if known is None:
+            tokens = self._context.page_tokens
+            known = self._known[end] = self._context.saved_flops((end - 1) * tokens, end * tokens)
+        return known

@@ -29,24 +29,23 @@ class Sieve(QueueEviction):
         self.lap = 1
 
     def enter(self, ghost: None) -> Mark:
-        return 0, self.clock, (False, 0)
+        return Mark(0, self.clock, (False, 0))
 
     def use(self, mark: Mark) -> Mark:
-        return 0, mark[1], (True, mark[2][1])
+        return Mark(0, mark.place, (True, mark.value[1]))
 
     def _side(self, mark: Mark) -> int:
-        _, place, (_, lap) = mark
-        return AHEAD if place > self.hand or place == self.hand and lap != self.lap else BEHIND
+        return AHEAD if mark.place > self.hand or mark.place == self.hand and mark.value[1] != self.lap else BEHIND
 
     def on_evictable(self, node: Node) -> None:
         mark = self.mark(node)
-        self.push(self.heaps[self._side(mark)], mark[1], node)
+        self.push(self.heaps[self._side(mark)], mark.place, node)
 
     def is_current(self, queue: int, entry: Entry) -> bool:
         if not self.is_leaf(entry[-1]):
             return False
         mark = self.mark(entry[-1])
-        return mark[1] == entry[0] and self._side(mark) == queue
+        return mark.place == entry[0] and self._side(mark) == queue
 
     def first(self, queue: int) -> Node | None:
         heap = self.heaps[queue]
@@ -58,10 +57,11 @@ class Sieve(QueueEviction):
         while True:
             leaf = self.first(AHEAD)
             if leaf is not None:
-                _, self.hand, (visited, _) = self.mark(leaf)
-                if not visited:
+                mark = self.mark(leaf)
+                self.hand = mark.place
+                if not mark.value[0]:
                     return AHEAD, inf
-                self.move(leaf, (0, self.hand, (False, self.lap)))
+                self.move(leaf, Mark(0, self.hand, (False, self.lap)))
             elif self.first(BEHIND) is not None:
                 self.heaps.reverse()
                 self.hand, self.lap = 0, self.lap + 1

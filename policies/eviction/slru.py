@@ -72,11 +72,11 @@ class SizedSegmentedLRU(QueueEviction):
     protected_fraction: float = PROTECTED_FRACTION
 
     def enter(self, ghost: None) -> Mark:
-        return PROBATION if self.protected_hits > 1 else PROTECTED, self.clock, 1
+        return Mark(PROBATION if self.protected_hits > 1 else PROTECTED, self.clock, 1)
 
     def use(self, mark: Mark) -> Mark:
-        uses = mark[2] + 1
-        return PROTECTED if uses >= self.protected_hits else PROBATION, self.clock, uses
+        uses: int = mark.value + 1
+        return Mark(PROTECTED if uses >= self.protected_hits else PROBATION, self.clock, uses)
 
     def choose(self) -> tuple[int, float] | None:
         self.demote(PROTECTED, PROBATION, self.protected_fraction * self.capacity_pages)

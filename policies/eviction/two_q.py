@@ -36,13 +36,13 @@ class TwoQ(QueueEviction):
         self.ghost_pages = self.kout * self.capacity_pages
 
     def enter(self, ghost: bool | None) -> Mark:
-        return A1IN if ghost is None else AM, self.clock, None
+        return Mark(A1IN if ghost is None else AM, self.clock)
 
     def use(self, mark: Mark) -> Mark:
-        return mark if mark[0] == A1IN else (AM, self.clock, None)
+        return mark if mark.queue == A1IN else Mark(AM, self.clock)
 
     def remember(self, extents: tuple[Extent, ...], mark: Mark) -> None:
-        if mark[0] == A1IN:
+        if mark.queue == A1IN:
             self.ghosts.append(extents)
 
     def choose(self) -> tuple[int, float] | None:

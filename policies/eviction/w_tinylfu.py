@@ -63,13 +63,13 @@ class WTinyLFU(QueueEviction):
         return min(self.frequency(value) + 1, MOST_USES), self.epoch
 
     def enter(self, ghost: tuple[int, int] | None) -> Mark:
-        return WINDOW, self.clock, self._used(ghost or (0, self.epoch))
+        return Mark(WINDOW, self.clock, self._used(ghost or (0, self.epoch)))
 
     def use(self, mark: Mark) -> Mark:
-        return mark[0] and PROTECTED, self.clock, self._used(mark[2])
+        return Mark(mark.queue and PROTECTED, self.clock, self._used(mark.value))
 
     def remember(self, extents: tuple[Extent, ...], mark: Mark) -> None:
-        self.ghosts.append(extents, value=mark[2])
+        self.ghosts.append(extents, value=mark.value)
 
     def choose(self) -> tuple[int, float] | None:
         sizes, window_pages = self.sizes, self.window_pages
@@ -85,7 +85,7 @@ class WTinyLFU(QueueEviction):
             if candidate is None:
                 most = inf if surplus > 0 else floor(-surplus) + 1
                 return self.first_of(main, most) if victim is None else (main, most)
-            value = self.mark(candidate)[2]
-            if victim is None or self.frequency(value) <= self.frequency(self.mark(victim)[2]):
+            value = self.mark(candidate).value
+            if victim is None or self.frequency(value) <= self.frequency(self.mark(victim).value):
                 return WINDOW, inf
-            self.move(candidate, (PROBATION, self.end(), value))
+            self.move(candidate, Mark(PROBATION, self.end(), value))

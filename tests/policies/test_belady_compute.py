@@ -66,7 +66,7 @@ def test_only_pages_with_the_same_next_use_leave_together() -> None:
 def test_a_use_that_has_passed_is_followed_by_the_next() -> None:
     cache = known("a", "a", "b", "b", "a", served=4)
     assert cache.gpu.eviction.score(cache.node("a"), 9.0) == pytest.approx(-1 / 1184)
-    assert cache.node("a").notes[0] == 1, "the last use so far"
+    assert cache.node("a").notes[0].user == 1, "the last use so far"
 
 
 def slow_next(requests: list[Request], request: int, end: int) -> int:

@@ -52,12 +52,12 @@ def test_a_cut_shortens_and_a_merge_lengthens() -> None:
     """abx parts abcd after ab. When x has left, abcd is whole again, but ab has a hit more than cd: they stay apart."""
     cache = filled(HitsPerToken(), "abcd", "abx", "yz")
     policy = cache.gpu.eviction
-    assert policy.rank(cache.node("abcd"))[0] == 1 / 2 and policy.rank(cache.node("ab"))[0] == 2 / 2
+    assert policy.rank(cache.node("abcd")) == 1 / 2 and policy.rank(cache.node("ab")) == 2 / 2
     looked = filled(HitsPerToken(), "abcd", "yz")
     whole = looked.node("abcd")
     looked.residency.cut(whole, 2)
     assert offered(looked.gpu.eviction, 99.0)[0] is whole
     looked.residency.merge(whole.parent)
-    assert whole.pages == 4 and looked.gpu.eviction.rank(whole)[0] == 1 / 4
+    assert whole.pages == 4 and looked.gpu.eviction.rank(whole) == 1 / 4
     assert offered(looked.gpu.eviction, 99.0) == [whole, looked.node("yz")]
     assert looked.leaving_order()[0] == "d"

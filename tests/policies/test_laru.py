@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from kvsim.core.tree import Node
-from kvsim.policies.eviction.laru import LearningAugmented
+from kvsim.policies.eviction.laru import LearningAugmented, Use
 from tests.core.small import SmallCache, offered, small_cache
 from tests.workloads import random_word
 
@@ -18,7 +18,7 @@ def filled(*words: str, gpu: int = 40) -> SmallCache:
     return cache
 
 
-def used(cache: SmallCache, word: str) -> tuple[int, float, float]:
+def used(cache: SmallCache, word: str) -> Use:
     """What is noted with the node that a word ends with."""
     return cache.node(word).notes[0]
 
@@ -28,26 +28,26 @@ def used(cache: SmallCache, word: str) -> tuple[int, float, float]:
 
 def test_a_mean_time_between_uses_weighs_the_latest_one_as_much_as_all_before() -> None:
     cache = filled("a")
-    assert used(cache, "a")[1] == 0
-    times = [used(cache, "a")[2]]
+    assert used(cache, "a").gap_s == 0
+    times = [used(cache, "a").at_s]
     for index, others in enumerate(("", "xyz", "x"), 1):
         for word in others:
             cache.use(word)
         cache.use("a", index=10 * index)
-        times.append(used(cache, "a")[2])
+        times.append(used(cache, "a").at_s)
     first, second, third = (times[number + 1] - times[number] for number in range(3))
     assert second > third > first
-    assert used(cache, "a")[1] == pytest.approx(((first + second) / 2 + third) / 2)
+    assert used(cache, "a").gap_s == pytest.approx(((first + second) / 2 + third) / 2)
 
 
 def test_seconds_until_the_next_use() -> None:
     """After one use: the mean of all pages / the share used again, (3 + 1) / (10 + 2). Overdue: as far as it is past."""
     cache = filled("a", "b")
     policy, node = cache.gpu.eviction, cache.node("a")
-    node.notes[0] = (0, 10.0, 100.0)
+    node.notes[0] = Use(0, 10.0, 100.0)
     assert policy.score(node, 104.0) == pytest.approx(-6)
     assert policy.score(node, 125.0) == pytest.approx(-25)
-    node.notes[0] = (0, 0.0, 100.0)
+    node.notes[0] = Use(0, 0.0, 100.0)
     policy._gap_s, policy._seen, policy._again = 6.0, 10, 3
     assert policy.score(node, 104.0) == pytest.approx(-(6 / (4 / 12) - 4))
     node.notes[0] = None
@@ -101,7 +101,7 @@ def slow_seconds(policy: LearningAugmented, node: Node, now: float) -> float:
     """Seconds until the next use, from the formula alone."""
     if node.notes[0] is None:
         return -inf
-    _, gap_s, last_s = node.notes[0]
+    gap_s, last_s = node.notes[0].gap_s, node.notes[0].at_s
     if not gap_s:
         gap_s = policy._gap_s / ((policy._again + 1) / (policy._seen + 2))
     return gap_s - (now - last_s) if now - last_s <= gap_s else now - last_s
@@ -123,10 +123,9 @@ def test_the_victim_is_the_farthest_of_the_candidates_and_pages_of_a_phase_are_c
         leaves = [node for node in cache.tree.root.descendants() if node.is_evictable(0)]
         policy._line = [entry for entry in policy._line if policy._is_current(entry)]
         by_use = policy._by_use
-        oldest = sorted({entry[3]: entry for entry in policy._line}.values())
-        assert {entry[3] for entry in oldest} == set(leaves)
+        assert {entry.node for entry in policy._line} == set(leaves)
         count = 1 if by_use else ceil(policy.share * len(policy._line))
-        candidates = [entry[3] for entry in policy._line[:count]]
+        candidates = [entry.node for entry in policy._line[:count]]
         narrow += 1 < count < len(leaves)
         victim = offered(policy, now)[0]
         assert victim in candidates

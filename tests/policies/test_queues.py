@@ -12,7 +12,7 @@ from kvsim.core.rules import Rules
 from kvsim.engine.prefetching import Prefetching
 from kvsim.policies.eviction.arc import ARC
 from kvsim.policies.eviction.mq import MultiQueue
-from kvsim.policies.eviction.queues import Mark, QueueEviction
+from kvsim.policies.eviction.queues import QueueEviction
 from kvsim.policies.eviction.s3_fifo import S3FIFO
 from kvsim.policies.eviction.sieve import Sieve
 from kvsim.policies.eviction.slru import SegmentedLRU, SizedSegmentedLRU
@@ -62,12 +62,12 @@ def workloads(draw: st.DrawFn) -> list[list[int]]:
     return prompts
 
 
-def marks_of(policy: QueueEviction) -> dict[int, Mark]:
+def marks_of(policy: QueueEviction) -> dict[int, tuple[int, int, Any]]:
     """Every page's mark."""
     marks = {}
     for node in policy.pages():
         pages = pages_of(node.runs)
-        each = [mark for count, mark in policy.parts(node) for _ in range(count)]
+        each = [(mark.queue, mark.place, mark.value) for count, mark in policy.parts(node) for _ in range(count)]
         marks.update(zip(pages, each, strict=True))
     return marks
 
