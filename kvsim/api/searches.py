@@ -145,6 +145,8 @@ def leaderboard(
     given = arguments_of(overrides, settings)
     if given.objects:
         raise UsageError(f"{next(iter(given.objects))}: kvsim.leaderboard takes policies by name: see kvsim new")
+    if "output" in keys_of(given.overrides):
+        raise UsageError("output: kvsim.leaderboard takes it by its argument: set output=")
     named, given = _named_traces(traces, given)
     asked = Asked(
         settings=_leaderboard_settings(family, policies, capacities, measure, workers),
@@ -158,14 +160,19 @@ def leaderboard(
     return Leaderboard(record, folder, is_temporary=temporary is not None)
 
 
+def _listed(values: Any) -> list[Any] | None:
+    """Return values as a list; a single one counts as a list of it."""
+    return [values] if isinstance(values, int | float | str) else None if values is None else list(values)
+
+
 def _leaderboard_settings(
     family: str, policies: Sequence[str] | None, capacities: Sequence[int | str] | None, measure: str | None, workers: int
 ) -> LeaderboardSettings:
     try:
         return LeaderboardSettings(
             family=family,
-            policies=None if policies is None else list(policies),
-            capacities=None if capacities is None else list(capacities),
+            policies=_listed(policies),
+            capacities=_listed(capacities),
             measure=measure,
             workers=workers,
         )
@@ -178,11 +185,15 @@ def _named_traces(
 ) -> tuple[list[tuple[str, Trace]], Arguments]:
     """Return the traces with their names, and the arguments that are left. Raises UsageError."""
     if isinstance(traces, Mapping):
+        if not traces:
+            raise UsageError("kvsim.leaderboard: traces is empty: give a trace, a file, or several traces by name")
         for name, trace in traces.items():
             if not isinstance(trace, Trace):
                 raise UsageError(f"kvsim.leaderboard: {name} is no trace: load it with kvsim.load_trace")
+            check_given(trace, given)
         return [(name, as_it_is(trace)) for name, trace in traces.items()], given
     trace, given = loaded(traces, given)
+    check_given(trace, given)
     return [(trace.name, trace)], given
 
 

@@ -10,14 +10,12 @@ from rich.console import Console
 
 from kvsim.commands.application import run_application
 from kvsim.commands.hydra_main import read_yaml_fast
-from kvsim.errors import NoEffect
 from kvsim.plans.build import check_output
 from kvsim.plans.construct import construct
 from kvsim.report.leaderboard import print_leaderboard
 from kvsim.results.progress import progress
 from kvsim.settings.configuration import Asked, check_run_here
 from kvsim.settings.sources import flags
-from kvsim.settings.unused_settings import WITHOUT_EFFECT, given, keys_of
 from kvsim.sweeps.contestants import Asked as Board
 from kvsim.sweeps.contestants import LeaderboardSettings
 from kvsim.sweeps.leaderboard import play_leaderboard
@@ -35,9 +33,6 @@ def main(arguments: Sequence[str]) -> None:
 def start(asked: Asked) -> None:
     """Play, write the folder, print the order. Raises UsageError."""
     check_run_here(asked)
-    for name in WITHOUT_EFFECT["leaderboard"]:
-        if key := given(keys_of(asked.overrides), name):
-            raise NoEffect(key, "on kvsim leaderboard", "leave it out")
     node = OmegaConf.to_container(asked.config.leaderboard, resolve=True)
     assert isinstance(node, dict)
     node |= {name: [node[name]] for name in SINGLE if isinstance(node.get(name), (str, int, float))}

@@ -144,6 +144,8 @@ def _head(record: RunRecord) -> Head:
     name, unit, scale = UNITS[record["measure"]]
     best = next(one for one in record["standings"] if one["policy"] == record["best"])
     tiles = [Tile("take", record["best"], f"of {len(record['standings'])} {record['family']} policies")]
+    if best["missing"]:
+        return Head(f"{record['verdict']}.", tiles[:0])
     if best["policy"] == record["baseline"]:
         return Head(f"{record['verdict']}: stay with it.", tiles)
     noise = "" if best["noise"] is None else f" ± {scale * best['noise']:.2f}"
@@ -178,6 +180,9 @@ def _lines(record: RunRecord) -> list[str]:
         lines.append(
             f"{record['bound']} knows the future: a bound, which takes no place. Shares of its gain are means over cells."
         )
+    if ahead := record["look_ahead"]:
+        knows = "knows" if len(ahead) == 1 else "know"
+        lines.append(f"{' and '.join(ahead)} {knows} what the trace will ask for: to compare with, not to take.")
     return [*lines, *record["notes"]]
 
 

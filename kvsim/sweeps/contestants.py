@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from kvsim.errors import UsageError
 from kvsim.numbers import Whole, check_settings
-from kvsim.plans.build import build_trace
+from kvsim.plans.build import build_run, build_trace
 from kvsim.settings.bare_file import is_path
 from kvsim.settings.configuration import compose, compose_with_choices
 from kvsim.settings.sources import files_of
@@ -19,6 +19,7 @@ from kvsim.trace.statistics import unlimited_hit_pages
 CAPACITY = "tiers.gpu.capacity"
 SHARES = (0.05, 0.1, 0.2, 0.4)
 """Capacities by default, as shares of the trace's unique pages."""
+SIZES = "numbers of pages such as 8000, or sizes such as 40GiB"
 OF_TRACES = ("trace", "page_tokens")
 BESIDE_TRACES = ("page_tokens", "model")
 """Settings that may stand beside those of a trace."""
@@ -62,6 +63,11 @@ class LeaderboardSettings:
         for name in ("policies", "traces", "capacities"):
             if getattr(self, name) is not None and not getattr(self, name):
                 raise ValueError(f"{name} is empty: give some, or leave it out")
+        for name, kinds, hint in (("policies", (str,), "names"), ("traces", (str,), "names"), ("capacities", (int, str), SIZES)):
+            if wrong := [one for one in getattr(self, name) or () if type(one) not in kinds]:
+                raise ValueError(f"{name} are {hint}, not {wrong[0]!r}")
+        if twice := next((one for one in self.traces or () if self.traces and self.traces.count(one) > 1), None):
+            raise ValueError(f"traces has {twice!r} more than once")
         check_settings(self, Whole(1), "workers")
 
 
@@ -130,7 +136,10 @@ class Asked:
 
 def baseline_of(asked: Asked) -> str:
     """Return the policy that the others are compared with: the one of a run that chooses none."""
-    choices = compose_with_choices([line for line in asked.shared if _group(line) != "trace"]).choices
+    lines = [line for line in asked.shared if _group(line) != "trace"]
+    config, choices = compose_with_choices(lines)
+    if choices[asked.settings.family] is None:  # it follows from the model
+        choices = build_run(config, command=asked.command, overrides=lines, choices=choices).choices
     return str(choices[asked.settings.family])
 
 
@@ -140,31 +149,37 @@ def _group(line: str) -> str:
 
 def entries(asked: Asked, baseline: str) -> list[Entry]:
     """Return the baseline, the user's own policy, and the others by name. Raises UsageError for a name that does not exist."""
-    names = files_of(asked.settings.family)
-    others = sorted(names) if asked.settings.policies is None else asked.settings.policies
-    texts = dict.fromkeys([baseline, *_own_texts(asked), *others])
-    found = [_entry(asked.settings.family, text, sorted(names)) for text in texts]
-    return [entry for entry in found if entry.lines != [f"{asked.settings.family}={asked.family.bound}"]]
+    names = sorted(files_of(asked.settings.family))
+    others = names if asked.settings.policies is None else asked.settings.policies
+    found = [_entry(asked.settings.family, baseline, names), *_own_entries(asked, names)]
+    found += [_entry(asked.settings.family, text, names) for text in others]
+    once = {frozenset(entry.lines): entry for entry in reversed(found)}
+    return [entry for lines, entry in reversed(once.items()) if lines != {f"{asked.settings.family}={asked.family.bound}"}]
 
 
-def _own_texts(asked: Asked) -> list[str]:
-    """Return the user's policy as an entry is written: ``mine k=3``."""
+def _own_entries(asked: Asked, names: Sequence[str]) -> list[Entry]:
+    """Return the user's policy with its settings, if there is one."""
     family, words = asked.settings.family, [line.partition("=") for line in asked.own]
     chosen = [value for key, _, value in words if key == family]
     if words and not chosen:
         raise UsageError(f"{asked.own[0]}: say which policy, {family}=NAME; it joins the others with these settings")
     settings = [f"{key.partition('.')[2]}={value}" for key, _, value in words if "." in key]
-    return [" ".join([chosen[-1], *settings])] if chosen else []
+    return [_named(family, chosen[-1], settings, names)] if chosen else []
 
 
 def _entry(family: str, text: str, names: Sequence[str]) -> Entry:
+    """Return a policy that is written as ``slru protected_hits=3``."""
     name, *words = text.split() or [""]
+    if word := next((word for word in words if "=" not in word), None):
+        raise UsageError(f"leaderboard.policies: cannot parse {word!r} in {text!r}: use {name!r} or '{name} KEY=VALUE'")
+    return _named(family, name, words, names)
+
+
+def _named(family: str, name: str, settings: Sequence[str], names: Sequence[str]) -> Entry:
     if name not in names:
         hint = closest(name, names) or f"; choose from {', '.join(names)}"
         raise UsageError(f"leaderboard.policies: there is no {family} policy {name!r}{hint}")
-    if word := next((word for word in words if "=" not in word), None):
-        raise UsageError(f"leaderboard.policies: cannot parse {word!r} in {text!r}: use {name!r} or '{name} KEY=VALUE'")
-    return Entry(text, [f"{family}={name}", *(f"{family}.{word}" for word in words)])
+    return Entry(" ".join([name, *settings]), [f"{family}={name}", *(f"{family}.{word}" for word in settings)])
 
 
 def grounds(asked: Asked) -> Iterator[Ground]:
@@ -203,7 +218,7 @@ def _lines_of(text: str) -> list[str]:
 
 def _ground(asked: Asked, name: str, trace: Trace, overrides: Sequence[str]) -> Ground:
     fixed = [line for line in overrides if not line.startswith(f"{CAPACITY}=")]
-    return Ground(name, trace, _capacities(asked, trace, overrides), fixed)
+    return Ground(name, trace, list(dict.fromkeys(_capacities(asked, trace, overrides))), fixed)
 
 
 def _capacities(asked: Asked, trace: Trace, overrides: Sequence[str]) -> list[str]:
@@ -216,6 +231,6 @@ def _capacities(asked: Asked, trace: Trace, overrides: Sequence[str]) -> list[st
         return [f"{one}pages" if isinstance(one, int) else str(one) for one in asked.settings.capacities]
     requests = trace.requests
     unique = sum(request.prompt_pages for request in requests) - sum(unlimited_hit_pages(requests))
-    largest = max(request.prompt_pages + -(-request.output_tokens // trace.page_tokens) + 1 for request in requests)
+    largest = max(request.pages_in_all(trace.page_tokens) + 1 for request in requests)
     engines = int(compose(list(overrides)).cluster.engines)
     return [f"{pages}pages" for pages in sorted({max(largest, round(share * unique / engines)) for share in SHARES})]

@@ -101,12 +101,13 @@ class SweepPlan:
                 check_overrides(job.overrides)
                 config = self.compositions.compose(composed(self.trace, job.arguments)).config
                 seen.update(job.texts)
-        way = Way(lines=lambda job: job.texts, without=Settings.without, plan=self._plan)
+        way = Way(lines=lambda job: job.texts, without=Settings.without, plan=self.plan_of)
         self.planned = planned(self.jobs, way)
         self.jobs = [replace(job, number=number) for number, job in enumerate(self.planned.jobs)]
         return construct(Logger, OmegaConf.to_container(config.logger, resolve=True), "logger")
 
-    def _plan(self, job: Settings) -> Plan:
+    def plan_of(self, job: Settings) -> Plan:
+        """Return the checked plan of a job. Raises UsageError."""
         return plan_for(self.command, self.trace, job.arguments, self.compositions.compose)
 
     def record(self) -> dict[str, Any]:

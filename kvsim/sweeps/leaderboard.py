@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from kvsim.errors import NoEffect, UsageError
 from kvsim.files.locking import Lock
 from kvsim.plans.arguments import Arguments
 from kvsim.report.leaderboard import write_leaderboard
@@ -15,6 +16,7 @@ from kvsim.results.fields import SCHEMA
 from kvsim.results.result import RunRecord, installed_versions, plain
 from kvsim.results.runs import Run, read_runs
 from kvsim.run.execute import Watch, unwatched
+from kvsim.settings.unused_settings import WITHOUT_EFFECT, given, keys_of
 from kvsim.sweeps.contestants import CAPACITY, Asked, Entry, Ground, baseline_of, entries, grounds
 from kvsim.sweeps.from_python import Settings, SweepPlan, run_sweep
 from kvsim.sweeps.measures import MEASURES, Columns, counted
@@ -39,6 +41,9 @@ def play_leaderboard(asked: Asked, folder: Path, watch: Watch = unwatched) -> Ru
     ``watch`` takes the number of runs. A run that is in the folder already is not played again. Raises UsageError, before any run
     for whatever can be checked then.
     """
+    for name in WITHOUT_EFFECT["leaderboard"]:
+        if key := given(keys_of(asked.overrides), name):
+            raise NoEffect(key, "on kvsim leaderboard", "leave it out")
     baseline = baseline_of(asked)
     playing = entries(asked, baseline)
     if asked.bound:
@@ -46,12 +51,40 @@ def play_leaderboard(asked: Asked, folder: Path, watch: Watch = unwatched) -> Ru
     matches = [Match(ground=ground, playing=playing, plan=_sweep(asked, ground, playing)) for ground in grounds(asked)]
     for match in matches:
         match.plan.check()
+        _check_baseline(match, playing[0])
     with Lock(folder):
         with watch(sum(len(match.plan.jobs) for match in matches)) as advance:
             cells = _played(asked, matches, baseline, folder, advance)
         record = _record(asked, cells, baseline, matches)
         write_leaderboard(folder, record)
     return record
+
+
+def _check_baseline(match: Match, baseline: Entry) -> None:
+    """Raise UsageError if the policy with which all are compared cannot play."""
+    for at, error in match.plan.planned.refused.items():
+        if entry_of(match, match.plan.jobs[at]) is baseline:
+            raise error
+
+
+def entry_of(match: Match, job: Settings) -> Entry:
+    """Return the policy that a job chooses. Other settings of the job, which have no effect on it, may have been left out."""
+    own = set(job.overrides)
+    return max((one for one in match.playing if own.issuperset(one.lines)), key=lambda one: len(one.lines))
+
+
+def looking_ahead(match: Match) -> list[str]:
+    """Return the policies that know the future of the trace."""
+    found = []
+    for entry in match.playing:
+        lines = [*match.ground.fixed, *entry.lines, f"{CAPACITY}={match.ground.capacities[0]}"]
+        try:
+            plan = match.plan.plan_of(Settings(number=0, overrides=lines, objects={}))
+        except UsageError:
+            continue
+        if any(tier.eviction.needs_future for tier in plan.tiers):
+            found.append(entry.name)
+    return found
 
 
 def _sweep(asked: Asked, ground: Ground, playing: Sequence[Entry]) -> SweepPlan:
@@ -91,13 +124,12 @@ def _advance(advance: Callable[[int], None] | None, before: int, ended: int) -> 
 
 
 def _runs(place: Path, match: Match) -> Played:
-    """Read the runs of a trace. A setting that has no effect on a policy has been left out of its jobs."""
+    """Read the runs of a trace."""
     runs = {run.name: run for run in read_runs([place], damaged_fail=True)}
     found = {}
     for job in match.plan.jobs:
-        entry = max((one for one in match.playing if set(one.lines) <= set(job.overrides)), key=lambda one: len(one.lines))
         capacity = next(one for one in match.ground.capacities if f"{CAPACITY}={one}" in job.overrides)
-        found[entry.name, capacity] = runs[str(job.number)]
+        found[entry_of(match, job).name, capacity] = runs[str(job.number)]
     return found
 
 
@@ -122,18 +154,25 @@ def _cell(asked: Asked, run: Run, base: Run, columns: Columns | None, group: str
     own, measure = counted(run), MEASURES[asked.measure]
     if run.result is None or own is None:
         return Cell(reason=run.error or "it failed")
-    wall_s = run.result["wall_s"]
-    cell = Cell(value=measure.value(own), us_per_request=1e6 * wall_s / max(1, len(own["request"])), folder=f"{group}/{run.name}")
+    wall_s, played = run.result["wall_s"], run.result["requests"] + run.result["warmup_requests"]
+    cell = Cell(value=measure.value(own), us_per_request=1e6 * wall_s / max(1, played), folder=f"{group}/{run.name}")
     if base.result is None or columns is None:
         return replace(cell, reason=f"the baseline failed: {base.error}")
-    gain = measure.gain(own, columns)
+    try:
+        gain = measure.gain(own, columns)
+    except ValueError:
+        return replace(cell, reason="no request that counts was served, by this policy and the baseline")
     return replace(cell, gain=gain.value, noise=noise_of(gain), cost=wall_s / max(base.result["wall_s"], 1e-9))
 
 
 def _record(asked: Asked, cells: Sequence[Cell], baseline: str, matches: Sequence[Match]) -> RunRecord:
     """Return the content of ``leaderboard.json``."""
-    places = standings(cell for cell in cells if cell.policy != asked.bound)
-    best, why = verdict(places, baseline)
+    named = [one.name for one in matches[0].playing if one.name != asked.bound]
+    bound = asked.bound if any(cell.policy == asked.bound and cell.value is not None for cell in cells) else None
+    cells = [cell for cell in cells if cell.policy in (*named, bound)]
+    places = standings(cell for cell in cells if cell.policy != bound)
+    look_ahead = looking_ahead(matches[0])
+    best, why = verdict(places, baseline, look_ahead)
     record = {
         "schema": SCHEMA,
         "command": "leaderboard",
@@ -144,7 +183,8 @@ def _record(asked: Asked, cells: Sequence[Cell], baseline: str, matches: Sequenc
         "measure": asked.measure,
         "runs": asked.command,
         "baseline": baseline,
-        "bound": asked.bound,
+        "bound": bound,
+        "look_ahead": [name for name in look_ahead if name in named],
         "best": best,
         "verdict": why,
         "traces": [match.ground.record() for match in matches],

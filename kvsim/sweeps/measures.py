@@ -20,22 +20,27 @@ class Measure(NamedTuple):
     of: Callable[[Columns], Numbers]
     weights: Callable[[Columns], Numbers]
 
-    def value(self, columns: Columns) -> float:
-        """Return the measure of a run; its requests without one, such as the time of one that was rejected, do not count."""
+    def value(self, columns: Columns) -> float | None:
+        """Return the measure of a run; requests that were rejected do not count. None if no others are left."""
         values, weights = self.of(columns), self.weights(columns)
         known = np.isfinite(values)
-        return float(values[known].sum() / weights[known].sum())
+        total = float(weights[known].sum())
+        return float(values[known].sum()) / total if total else None
 
     def gain(self, own: Columns, base: Columns) -> Difference:
-        """Compare the requests that both runs have served. Above 0 is better, whichever way the measure is."""
+        """Compare the requests that both runs have served. Above 0 is better, whichever way the measure is.
+
+        Raises ValueError if there are none.
+        """
         ours, theirs, weights = self.of(own), self.of(base), self.weights(base)
         known = np.isfinite(ours) & np.isfinite(theirs)
         found = difference(ours[known], theirs[known], weights[known])
-        return found._replace(value=self.better * found.value)
+        return found._replace(value=self.better * found.value + 0.0)
 
 
 def _hits(requests: Columns) -> Numbers:
-    return sum((requests[name] for name in requests if name.startswith("hit_tokens_")), np.zeros(len(requests["request"])))
+    hits = sum((requests[name] for name in requests if name.startswith("hit_tokens_")), np.zeros(len(requests["request"])))
+    return np.where(requests["status"] == "rejected", np.nan, hits)
 
 
 MEASURES = {

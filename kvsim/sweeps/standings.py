@@ -1,6 +1,6 @@
 """From the runs of a leaderboard to its order: gains over the baseline, with their noise, costs, and what a bound leaves."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import exp, log, sqrt
 from statistics import fmean
@@ -96,11 +96,20 @@ def _mean_noise(cells: Sequence[Cell]) -> float | None:
     return sqrt(sum(sum(noises) ** 2 for noises in of_trace.values())) / len(cells)
 
 
-def verdict(places: Sequence[Standing], baseline: str) -> tuple[str, str]:
-    """Return the policy to take, the best one whose mean gain is above its noise, or the baseline; and half a sentence on it."""
+def verdict(places: Sequence[Standing], baseline: str, look_ahead: Collection[str] = ()) -> tuple[str, str]:
+    """Return the policy to take, the best one whose mean gain is above its noise, or the baseline; and half a sentence on it.
+
+    Policies that ``look_ahead`` know the future, which nobody can deploy.
+    """
+    failed = next((one for one in places if one.policy == baseline and one.missing), None)
+    if failed is not None:
+        return baseline, f"{baseline}, with which all are compared, failed: {failed.reason}"
     for one in places:
-        if one.policy != baseline and one.gain is not None and one.gain > (one.noise or 0.0):
-            return one.policy, f"{one.policy} has the largest gain over {baseline} that is above its noise"
+        if one.policy == baseline or one.policy in look_ahead or one.gain is None or one.gain <= (one.noise or 0.0):
+            continue
+        if one.noise is None:
+            return one.policy, f"{one.policy} has the largest gain over {baseline}, on traces too short to tell how much is noise"
+        return one.policy, f"{one.policy} has the largest gain over {baseline} that is above its noise"
     return baseline, f"No policy gains more over {baseline} than the noise of these traces"
 
 

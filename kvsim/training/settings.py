@@ -31,4 +31,6 @@ class TrainSettings:
         check_settings(self, Whole(1), "rounds", "hidden", "epochs")
         check_settings(self, Whole(2), "candidates")
         check_settings(self, Whole(100), "decisions", hint="fewer teach nothing")
+        if self.rounds > self.decisions:
+            raise ValueError(f"rounds={self.rounds} share decisions={self.decisions}: set rounds to at most as many")
         check_settings(self, Real(above=0), "learning_rate")

@@ -13,6 +13,7 @@ from kvsim.engine.columns import hit_tokens
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.errors import UsageError
 from kvsim.files.writing import FileSet
+from kvsim.plans.combinations import check_bypass
 from kvsim.plans.plan import Plan
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.eviction.belady import Belady
@@ -110,15 +111,23 @@ def with_eviction(plan: Plan, policy: EvictionPolicy) -> Plan:
 
 
 def _tested(plan: Plan, requests: Sequence[Request], first: int, model: LeafModel, samples: int) -> list[Tested]:
-    """Replay the whole trace and count the requests from ``first`` on: under LRU, the model and, with one tier, Belady."""
+    """Replay the whole trace and count the requests from ``first`` on: under LRU, the model and, where it is a bound, Belady."""
     if first == len(requests):
         return []
     learned = Learned(samples=samples)
     learned.use_model(model)
     policies: dict[str, EvictionPolicy] = {"lru": LRU(), "learned": learned}
-    if len(plan.tiers) == 1:
+    if _is_bounded(plan):
         policies["belady"] = Belady()
     return [_test(plan, requests, first, name, policy) for name, policy in policies.items()]
+
+
+def _is_bounded(plan: Plan) -> bool:
+    try:
+        check_bypass(with_eviction(plan, Belady()), "replay")
+    except UsageError:
+        return False
+    return True
 
 
 def _test(plan: Plan, requests: Sequence[Request], first: int, name: str, policy: EvictionPolicy) -> Tested:

@@ -4,6 +4,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
 from kvsim.bounds.reuse import next_uses, previous_uses
 from kvsim.core.request import Request
 from kvsim.pages.extents import join_extents
@@ -12,7 +14,7 @@ NEVER: Final = -1
 
 
 class Foresight:
-    """The users of each page, by the requests' places in the sequence. A page of an answer is used by the request itself.
+    """The users of each page, by ``index``: in a sample, it is not the place. A page of an answer is used by the request itself.
 
     Looking ahead costs as much as ``next_uses``; a question costs O(log n) in the stretches of one prompt.
     """
@@ -22,12 +24,15 @@ class Foresight:
         _, first = previous_uses(paths)
         order = first.start.argsort()
         self._starts: list[int] = first.start[order].tolist()
-        self._owners: list[int] = first.request[order].tolist()
+        indices = np.array([request.index for request in requests], dtype=np.int64)
+        self._owners: list[int] = indices[first.request[order]].tolist()
         uses = next_uses(paths)
-        self._ends: list[list[int]] = [[] for _ in requests]
+        self._ends: dict[int, list[int]] = {request.index: [] for request in requests}
         """For each request, where the stretches of its path end that have one next user, in pages."""
-        self._users: list[list[int]] = [[] for _ in requests]
-        for request, user, end in zip(uses.request.tolist(), uses.other.tolist(), uses.end.tolist(), strict=True):
+        self._users: dict[int, list[int]] = {request.index: [] for request in requests}
+        for request, user, end in zip(
+            indices[uses.request].tolist(), indices[uses.other].tolist(), uses.end.tolist(), strict=True
+        ):
             self._ends[request].append(end)
             self._users[request].append(user)
 

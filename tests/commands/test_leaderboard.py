@@ -119,6 +119,10 @@ def test_any_family_may_be_ranked_by_times(tmp_path: Path) -> None:
         (["timeline=true"], "timeline has no effect on kvsim leaderboard"),
         (["-m", "seed=1,2"], "leave out -m"),
         (["curve.fraction=0.5"], "has no effect"),
+        (["leaderboard.capacities=[0]"], "tiers.gpu.capacity is 0"),
+        (["leaderboard.capacities=[0.5]"], "numbers of pages such as 8000, or sizes such as 40GiB, not 0.5"),
+        (["leaderboard.capacities=[true]"], "not True"),
+        (["leaderboard.family=checkpoint"], "has no effect on a model without recurrent layers"),
     ],
 )
 def test_mistakes_get_one_line_before_anything_is_played(
@@ -129,6 +133,83 @@ def test_mistakes_get_one_line_before_anything_is_played(
     assert line in error
     assert error.count("\n") == 1
     assert not (tmp_path / "board").exists()
+
+
+def several_answers(folder: Path) -> Path:
+    """Prompts of 1 to 6 pages, of which some have three answers."""
+    sizes = [512, 3000, 700, 1500, 3000]
+    lines = [
+        {
+            "timestamp": 1000 * at,
+            "input_length": size,
+            "output_length": 300,
+            "hash_ids": [10 * (at % 4) + page for page in range(9)],
+        }
+        for at, size in enumerate(sizes * 6)
+    ]
+    rows = [{**line, "hash_ids": line["hash_ids"][: -(-line["input_length"] // 512)], "n": 1 + 2 * (at % 3 == 0)}
+            for at, line in enumerate(lines)]  # fmt: skip
+    (folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "answers.jsonl"
+
+
+@pytest.mark.parametrize("more", [{}, {"warmup": 0.5}])
+def test_rejected_requests_and_the_warm_up_count_as_in_the_runs(more: dict[str, Any], tmp_path: Path) -> None:
+    trace = kvsim.load_trace(several_answers(tmp_path), page_tokens=512)
+    found = kvsim.leaderboard(trace, policies=["fifo"], capacities=[7], **more)
+    for cell in found.cells:
+        result = json.loads((found.folder / cell["folder"] / "result.json").read_text())
+        assert result["rejected"] > 0
+        assert cell["value"] == pytest.approx(result["hit_rate"], abs=1e-12)
+        assert cell["us_per_request"] == pytest.approx(1e6 * result["wall_s"] / 30), "the warm-up takes time, too"
+
+
+def test_capacities_by_default_hold_the_largest_request_with_all_its_answers(tmp_path: Path) -> None:
+    trace = kvsim.load_trace(several_answers(tmp_path), page_tokens=512)
+    found = kvsim.leaderboard(trace, policies=["fifo"])
+    results = [json.loads((found.folder / cell["folder"] / "result.json").read_text()) for cell in found.cells]
+    assert [result["rejected"] for result in results] == [0] * len(results)
+
+
+def test_what_is_named_twice_plays_once(tmp_path: Path) -> None:
+    words = ['leaderboard.policies=["slru protected_hits=3","slru  protected_hits=3",fifo,lru]']
+    record = board(tmp_path, *words, "leaderboard.capacities=[5000,5000pages]")
+    assert sorted(one["policy"] for one in record["standings"]) == ["fifo", "lru", "slru protected_hits=3"]
+    assert len(record["cells"]) == 4
+
+
+def test_a_path_in_the_settings_of_the_users_policy_may_have_spaces(tmp_path: Path) -> None:
+    from kvsim.policies.eviction.leaf_model import DEFAULT
+
+    model = tmp_path / "my model.json"
+    model.write_bytes(DEFAULT.read_bytes())
+    words = ["eviction=learned", f"eviction.path='{model}'", "leaderboard.policies=[fifo]", "leaderboard.capacities=[5000]"]
+    record = board(tmp_path / "board", *words)
+    (own,) = [one for one in record["standings"] if one["policy"].startswith("learned")]
+    assert own["gain"] is not None
+
+
+def test_what_knows_the_future_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = board(tmp_path, "leaderboard.policies=[belady_compute]", "leaderboard.capacities=[5000]")
+    assert (record["look_ahead"], record["best"]) == (["belady_compute"], "lru")
+    assert "belady_compute knows what the trace will ask for" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("more", [["tiers.cpu.capacity=5000pages"], ["model=qwen3_next_80b"], ["preset=vllm"]])
+def test_a_bound_that_cannot_play_is_left_out(more: list[str], tmp_path: Path) -> None:
+    record = board(tmp_path, "leaderboard.policies=[mru]", "leaderboard.capacities=[9000]", *more)
+    assert record["bound"] is None
+    assert {cell["policy"] for cell in record["cells"]} == {"lru", "mru"}
+    assert not record["standings"][-1]["missing"]
+
+
+def test_checkpoints_are_compared_with_those_of_a_run_that_chooses_none(tmp_path: Path) -> None:
+    words = ["leaderboard.family=checkpoint", "leaderboard.policies=[last]", "leaderboard.capacities=[20000]"]
+    record = board(tmp_path, *words, "model=qwen3_next_80b")
+    assert record["baseline"] == "retention"
+    trace = kvsim.load_trace("synthetic", sessions=30)
+    alone = kvsim.replay(trace, "model=qwen3_next_80b", "tiers.gpu.capacity=20000pages")
+    assert value(record, "retention", "20000pages") == pytest.approx(alone.hit_rate, abs=1e-12)
 
 
 def test_from_python() -> None:
@@ -151,5 +232,17 @@ def test_python_refuses_policies_as_objects() -> None:
         kvsim.leaderboard(trace, eviction=FIFO())
     with pytest.raises(UsageError, match="say which policy, eviction=NAME"):
         kvsim.leaderboard(trace, "eviction.protected_hits=3")
+    for line, more in (
+        ("sample has no effect on kvsim leaderboard", {"sample": "1%"}),
+        ("logger has no effect on kvsim leaderboard", {"logger": "wandb"}),
+        ("policies are names, not None", {"policies": [None]}),
+        ("the trace is already loaded", {"page_tokens": 32}),
+    ):
+        with pytest.raises(UsageError, match=line):
+            kvsim.leaderboard(trace, **more)
+    with pytest.raises(UsageError, match="takes it by its argument"):
+        kvsim.leaderboard(trace, "output=elsewhere")
+    with pytest.raises(UsageError, match="traces is empty"):
+        kvsim.leaderboard({})
     with pytest.raises(UsageError, match=r"kvsim\.leaderboard: family: there is no 'cache'"):
         kvsim.leaderboard(trace, family="cache")

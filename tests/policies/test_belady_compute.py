@@ -1,9 +1,11 @@
 """BeladyCompute by hand, its look ahead page by page, and where it is refused."""
 
+from dataclasses import replace
 from math import inf
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import kvsim
 from kvsim.core.request import Request
@@ -88,6 +90,19 @@ def test_next_users_are_those_of_looking_through_all_requests(requests: list[Req
             assert alike == end or following[end - alike - 1] != user
         for page in pages_of(request.runs):
             assert future.first_user(page) == min(at for at, one in enumerate(requests) if page in pages_of(one.runs))
+
+
+@given(requests=branching_requests(), step=st.integers(2, 5))
+@settings(max_examples=20)
+def test_users_are_known_by_their_index_as_those_of_a_sample_need_it(requests: list[Request], step: int) -> None:
+    future, sampled = Foresight(requests), Foresight([replace(one, index=7 + step * one.index) for one in requests])
+    for request in requests:
+        for end in range(1, request.prompt_pages + 1):
+            user = future.next_user(request.index, end)
+            assert sampled.next_user(7 + step * request.index, end) == (NEVER if user == NEVER else 7 + step * user)
+            assert sampled.pages_alike(7 + step * request.index, end) == future.pages_alike(request.index, end)
+        for page in pages_of(request.runs):
+            assert sampled.first_user(page) == 7 + step * future.first_user(page)
 
 
 def test_a_page_that_no_request_has_has_no_user() -> None:

@@ -39,3 +39,19 @@ def test_noise_adds_up_within_a_trace_and_by_squares_between_traces() -> None:
 def test_only_a_gain_above_its_noise_is_taken(gain: float, noise: float | None, best: str) -> None:
     places = standings([cell("lru", "a", 0.0, 0.0), cell("p", "a", gain, noise)])
     assert verdict(places, "lru")[0] == best
+
+
+def test_what_knows_the_future_is_never_the_one_to_take() -> None:
+    places = standings([cell("lru", "a", 0.0, 0.0), cell("oracle", "a", 9.0), cell("p", "a", 1.0)])
+    assert [one.policy for one in places] == ["oracle", "p", "lru"]
+    assert verdict(places, "lru", ["oracle"])[0] == "p"
+
+
+def test_no_noise_is_claimed_that_is_not_known() -> None:
+    places = standings([cell("lru", "a", 0.0, None), cell("p", "a", 1.0, None)])
+    assert verdict(places, "lru")[1] == "p has the largest gain over lru, on traces too short to tell how much is noise"
+
+
+def test_without_the_baseline_there_is_no_gain_to_speak_of() -> None:
+    places = standings([cell("lru", "a", None, reason="no request fits"), cell("p", "a", None, reason="the baseline failed")])
+    assert verdict(places, "lru") == ("lru", "lru, with which all are compared, failed: no request fits")

@@ -157,12 +157,20 @@ def test_the_command_trains_tests_and_says_how_to_use_it(tmp_path: Path, capsys:
     assert json.loads((tmp_path / "run" / "result.json").read_text())["hit_rate"] == pytest.approx(learned["hit_rate"])
 
 
+@pytest.mark.parametrize("rules", [["preset=vllm"], ["model=qwen3_next_80b"], ["replay.in_flight=2"]])
+def test_where_belady_is_no_bound_it_is_left_out_of_the_test(trace: Trace, rules: list[str], tmp_path: Path) -> None:
+    plan = plan_for("replay", trace, Arguments([*rules, "tiers.gpu.capacity=6000pages", f"output={tmp_path / 'model'}"], {}))
+    tested = train(plan, trace, replace(QUICK, rounds=1, epochs=1, decisions=200), None)["tested"]
+    assert [one["policy"] for one in tested] == ["lru", "learned"]
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
         (["train.target=future"], "there is no 'future'"),
         (["train.part=0"], "train.part"),
         (["train.decisions=5"], "train.decisions"),
+        (["train.decisions=100", "train.rounds=101"], "train.rounds=101 share decisions=100: set rounds to at most as many"),
         (["eviction=mq"], "eviction has no effect on kvsim train"),
         (["tiers.gpu.capacity=1TiB"], "too few to learn from"),
         (["-m", "seed=1,2"], "leave out -m"),
