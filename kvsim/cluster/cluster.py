@@ -92,6 +92,9 @@ class Cluster(Frontend):
         self.is_done = False
         self._all_ended = self.env.event()
         self._followers: dict[int, list[Request]] = {}
+        """The requests that wait for a request, by its index."""
+        self._awaited: dict[int, int] = {}
+        """How many requests a request still waits for, by its index, of those that wait for several."""
         self._samples_left: dict[int, int] = {}
         """Samples that have not ended, by request, of requests with several whose prompt has been computed, or that are apart."""
         self._apart: dict[int, Request] = {}
@@ -144,8 +147,10 @@ class Cluster(Frontend):
         for mover in movers:
             mover.watches.append(Landings(self.book, self.env))
         for request in requests:
-            if request.after >= 0:
-                self._followers.setdefault(request.after, []).append(request)
+            for index in request.predecessors:
+                self._followers.setdefault(index, []).append(request)
+            if request.joins:
+                self._awaited[request.index] = len(request.predecessors)
         self.env.process(self._arrivals(due_in_order(requests, self.engines[0].settings.reset_at_s)))
         self.engines[0].substrate.on_loss(self.lose)
         for failure in self.failures:
@@ -308,10 +313,16 @@ class Cluster(Frontend):
         if self._advance:
             self._advance(len(self.book.requests) - self._unfinished)
         for follower in self._followers.pop(index, ()):
-            arrival = self.env.timeout(follower.delay_s, follower)
-            arrival.callbacks.append(lambda event: self._arrive(event.value))
+            if not follower.joins or self._waits_no_longer(follower):
+                arrival = self.env.timeout(follower.delay_s, follower)
+                arrival.callbacks.append(lambda event: self._arrive(event.value))
         if self._homeless:
             self._homeless.offer()
+
+    def _waits_no_longer(self, follower: Request) -> bool:
+        """Note the end of one of several requests that a request waits for; return whether it was the last one."""
+        self._awaited[follower.index] -= 1
+        return not self._awaited[follower.index]
 
     def first_token(self, job: Job, engine: int) -> None:
         request = job.request
