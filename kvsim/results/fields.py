@@ -201,8 +201,8 @@ FIELDS: list[Field] = [
     ),
     Field(
         name="sessions", kind=Count, presence=OPTIONAL, of=sessions,
-        meaning="only in simulations of traces with sessions: [sessions](#sessions) that have finished, which is to say that all of "
-        "their requests were counted and served",
+        meaning="only in simulations of traces with sessions: [sessions](#sessions) all of whose requests were counted and "
+        "served",
     ),
     Field(
         name="session_s", kind=SPREAD, presence=OPTIONAL, better=-1, of=session_s,

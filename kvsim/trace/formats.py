@@ -12,6 +12,7 @@ from kvsim.trace.aiperf_inputs import AIPerfInputs
 from kvsim.trace.bailian import Bailian
 from kvsim.trace.base import TraceSource
 from kvsim.trace.columns import renamed
+from kvsim.trace.dag import Dag
 from kvsim.trace.dynamo import Dynamo
 from kvsim.trace.file_trace import FileTrace
 from kvsim.trace.lengths import LOGS, Lengths
@@ -59,6 +60,8 @@ FORMATS = (
     Format("tokens", Tokens, ("token_ids",)),
     Format("sharegpt", ShareGPT, ("conversations",)),
     Format("aiperf_inputs", AIPerfInputs, ("data",)),
+    Format("dag", Dag, ("session_id", "turns")),
+    Format("dag", Dag, ("session_id", "orchestrator")),
     Format("proxy_log", ProxyLog, ("request", "response")),
     Format("proxy_log", ProxyLog, ("messages", "response")),
     Format("openai", OpenAI, ("custom_id", "body")),

@@ -25,6 +25,9 @@ class End(NamedTuple):
     position: int
 
 
+NO_END = End(0.0, -1)
+
+
 @dataclass(eq=False)
 class Agent:
     """The agent of a session or one of its sub-agents, and what it has done so far."""
@@ -34,7 +37,7 @@ class Agent:
     """The request of its own that ended last before the one looked at."""
     parent: "Agent | None" = None
     begin_s: float = 0.0
-    last: End = End(0.0, -1)
+    last: End = NO_END
     """The request that ended last, those of its sub-agents included."""
     left: int = 0
     """Requests that are still to come, those of its sub-agents included."""
@@ -206,7 +209,7 @@ def _calls(record: Record, agent: Agent) -> Iterator[Call]:
             raise record.error(f"t must not decrease: {t:g} s after {previous_s:g} s")
         previous_s = t
         if fields.get("type") == "subagent":
-            subagent = Agent("subagent", End(0.0, -1), parent=agent, begin_s=agent.begin_s + t)
+            subagent = Agent("subagent", NO_END, parent=agent, begin_s=agent.begin_s + t)
             agent.subagents.append(subagent)
             yield from _calls(part, subagent)
         else:
