@@ -164,5 +164,5 @@ class Request:
 
 def after_and_joins(predecessors: Iterable[int]) -> tuple[int, tuple[int, ...]]:
     """Return ``after`` and ``joins`` of a request that waits for all of these, each once; -1 and () if there are none."""
-    first, *others = dict.fromkeys(predecessors) or (-1,)
-    return first, tuple(others)
+    found = list(dict.fromkeys(predecessors))
+    return (found[0], tuple(found[1:])) if found else (-1, ())

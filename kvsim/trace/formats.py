@@ -80,7 +80,10 @@ Columns = tuple[tuple[str, str], ...]
 """Fields of a format, and what a file calls them."""
 LOOKED_AT = 100
 """Records that are searched for the size of blocks."""
-OPTIONAL = ("timestamp", "output_length", "output_tokens", "session_id", "delay", "priority", "tenant", "type", "turn")
+OPTIONAL = (
+    "timestamp", "output_length", "output_tokens", "session_id", "delay", "request_id", "after", "priority", "tenant",
+    "type", "turn",
+)  # fmt: skip
 """Fields of several formats that identify none."""
 ALIKE = 0.6
 """From which similarity on two names may be those of one field."""
