@@ -85,7 +85,9 @@ class Cluster(Frontend):
         self.is_done = False
         self._all_ended = self.env.event()
         self._followers: dict[int, list[int]] = {}
-        """Requests that arrive after the end of another one, by their indices."""
+        """The requests that wait for a request, by their indices, by its index."""
+        self._awaited: dict[int, int] = {}
+        """How many requests a request still waits for, by its index, of those that wait for several."""
         self._samples_left: dict[int, int] = {}
         """Samples that have not ended, by request, of requests with several whose prompt has been computed, or that are apart."""
         self._apart: dict[int, Request] = {}
@@ -143,9 +145,14 @@ class Cluster(Frontend):
         movers = dict.fromkeys([engine.mover for engine in self.engines])
         for mover in movers:
             mover.watches.append(Landings(self.book, self.env))
-        for index, after in zip(values_of(requests, "index"), values_of(requests, "after"), strict=True):
-            if after >= 0:
-                self._followers.setdefault(after, []).append(index)
+        fields = (values_of(requests, name) for name in ("index", "after", "joins"))
+        for index, after, joins in zip(*fields, strict=True):
+            if after < 0:
+                continue
+            for other in (after, *joins):
+                self._followers.setdefault(other, []).append(index)
+            if joins:
+                self._awaited[index] = 1 + len(joins)
         self.env.process(self._arrivals(due_in_order(requests, self.engines[0].settings.reset_at_s)))
         self.engines[0].substrate.on_loss(self.lose)
         for failure in self.failures:
@@ -310,10 +317,16 @@ class Cluster(Frontend):
             self._advance(self._count - self._unfinished)
         for number in self._followers.pop(index, ()):
             follower = self.book.requests[number]
-            arrival = self.env.timeout(follower.delay_s, follower)
-            arrival.callbacks.append(lambda event: self._arrive(event.value))
+            if not follower.joins or self._waits_no_longer(follower):
+                arrival = self.env.timeout(follower.delay_s, follower)
+                arrival.callbacks.append(lambda event: self._arrive(event.value))
         if self._homeless:
             self._homeless.offer()
+
+    def _waits_no_longer(self, follower: Request) -> bool:
+        """Note the end of one of several requests that a request waits for; return whether it was the last one."""
+        self._awaited[follower.index] -= 1
+        return not self._awaited[follower.index]
 
     def first_token(self, job: Job, engine: int) -> None:
         request = job.request

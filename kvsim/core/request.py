@@ -1,5 +1,6 @@
 """A request, as the cache and the engine see it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -52,7 +53,10 @@ class Request:
     after: int = -1
     """Closed loop: index of the request that must complete first; -1 if this request arrives at ``arrival_s``."""
     delay_s: float = 0.0
-    """Closed loop: seconds from that completion to this arrival (a tool call, a pause by the user)."""
+    """Closed loop: seconds from that completion, with ``joins`` from the last one, to this arrival (a tool call, a pause by the
+    user)."""
+    joins: tuple[int, ...] = ()
+    """Closed loop: further requests that must complete first, such as the last ones of sub-agents; () unless ``after`` >= 0."""
     session: int = -1
     """Number of the conversation or agent session; -1 if the trace has no sessions."""
     turn: int = 0
@@ -86,6 +90,11 @@ class Request:
     encoder turns into embeddings: no hit ends inside one. In order, without overlaps."""
     resets: tuple[Reset, ...] = ()
     """Resets of the cache between the request before this one and this one, in order."""
+
+    @property
+    def predecessors(self) -> tuple[int, ...]:
+        """Indices of all requests that must complete first; () if this one arrives at ``arrival_s``."""
+        return (self.after, *self.joins) if self.after >= 0 else ()
 
     def other_samples(self) -> "list[Request]":
         """Return a request for each sample after the first. They have the index of this one."""
@@ -153,3 +162,9 @@ class Request:
         if pages > self.prompt_pages:
             return self.prompt_pages
         return pages if pages > 0 else 0
+
+
+def after_and_joins(predecessors: Iterable[int]) -> tuple[int, tuple[int, ...]]:
+    """Return ``after`` and ``joins`` of a request that waits for all of these, each once; -1 and () if there are none."""
+    found = list(dict.fromkeys(predecessors))
+    return (found[0], tuple(found[1:])) if found else (-1, ())

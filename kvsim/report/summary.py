@@ -23,6 +23,10 @@ PAGE_COUNTS = {
 """What a count of pages says, where its name does not say it; those of refused pages stand side by side."""
 
 
+UNMEASURED = {"mean": None}
+"""The times of what a run has not measured."""
+
+
 class Table(NamedTuple):
     """A title, column headings with units, and rows that begin with a name."""
 
@@ -43,6 +47,7 @@ def facts(result: RunRecord) -> list[tuple[str, str]]:
         ("hit rate", _hit_rate(result)),
         ("throughput", _throughput(result)),
         ("SLO", _slo(result.get("slo"))),
+        ("sessions", _sessions(result)),
         ("bottleneck", (result.get("diagnosis") or {}).get("text", "")),
         ("disk", _disk_writes(result)),
         ("prefetch", page_counts(result["prefetch"])),
@@ -172,6 +177,14 @@ def _slo(slo: Mapping[str, Any] | None) -> str:
     return f"{percent(slo['attainment'])} of the requests with {objective_text(slo)}; goodput {goodput} requests/s"
 
 
+def _sessions(result: RunRecord) -> str:
+    """Say how many sessions have finished, and in what time; empty for a run without sessions or a clock."""
+    if not result.get("sessions"):
+        return ""
+    times = result["session_s"]
+    return f"{count(result['sessions'])} finished in {digits(times['mean'])} s on average, p99 {digits(times['p99'])} s"
+
+
 def slo_table(result: RunRecord) -> Table:
     """Return the table of the classes of requests and how many of each meet the objectives; no rows without both."""
     classes = (result.get("slo") or {}).get("classes", [])
@@ -255,12 +268,17 @@ def _links(result: RunRecord) -> Table:
 
 
 def _times(result: RunRecord) -> Table:
-    names = {"ttft_s": "time to first token", "tpot_s": "time per output token", "e2e_s": "end to end"}
+    names = {
+        "ttft_s": "time to first token",
+        "tpot_s": "time per output token",
+        "e2e_s": "end to end",
+        "session_s": "session",
+    }
     points = ("mean", "p50", "p90", "p99")
     rows = [
         (label, *(digits(result[key][point]) for point in points))
         for key, label in names.items()
-        if result[key]["mean"] is not None
+        if result.get(key, UNMEASURED)["mean"] is not None
     ]
     if rows and (phases := result.get("phases_s")):
         rows[1:1] = [(f"  {name}", *(digits(times[point]) for point in points)) for name, times in phases.items()]

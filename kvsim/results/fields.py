@@ -19,7 +19,17 @@ from kvsim.engine.columns import TIER
 from kvsim.engine.outcome import PHASES, tiers_listed
 from kvsim.results.diagnosis import diagnosis, parallel
 from kvsim.results.engine_records import ENGINE, engine_records, imbalance
-from kvsim.results.formulas import THROUGHPUT, all_warnings, given, lost_to_disagreement, quantiles, spread_of, throughput
+from kvsim.results.formulas import (
+    THROUGHPUT,
+    all_warnings,
+    given,
+    lost_to_disagreement,
+    quantiles,
+    session_s,
+    sessions,
+    spread_of,
+    throughput,
+)  # fmt: skip
 from kvsim.results.measures import (
     Measure,
     Path,
@@ -198,6 +208,19 @@ FIELDS: list[Field] = [
             Measure(f"{name}_s_mean", f"{name} mean (s)", Path(f"phases_s.{name}.mean"), digits, place=9) for name in PHASES
         ),
         meaning="the parts of `ttft_s`, [`queue`, `load` and `prefill`](#phases): `mean`, `p50`, `p90`, `p99` of each",
+    ),
+    Field(
+        name="sessions", kind=Count, presence=OPTIONAL, of=sessions,
+        meaning="only in simulations of traces with sessions: [sessions](#sessions) all of whose requests were counted and "
+        "served",
+    ),
+    Field(
+        name="session_s", kind=SPREAD, presence=OPTIONAL, better=-1, of=session_s,
+        measures=(
+            Measure("session_s_mean", "session mean (s)", Path("session_s.mean"), digits, -1, place=12),
+            Measure("session_s_p99", "session p99 (s)", Path("session_s.p99"), digits, -1, place=12),
+        ),
+        meaning="time to finish a session, from its first arrival to its last token: `mean`, `p50`, `p90`, `p99` in seconds",
     ),
     Field(
         name="throughput", kind=shape(**dict.fromkeys(THROUGHPUT, MaybeNumber)), better=1, of=throughput,

@@ -54,6 +54,24 @@ class Basis:
         """Prompt pages of each request."""
         return of_requests(self.outcome, "prompt_pages")
 
+    @cached_property
+    def session_s(self) -> np.ndarray | None:
+        """Seconds of each session that has finished, from its first arrival to its last token; None without sessions or a clock.
+
+        A session has finished if all of its requests count and were served.
+        """
+        numbers = np.array([request.session for request in self.outcome.requests], dtype=np.int64)
+        in_session, e2e_s = numbers >= 0, self.outcome.e2e_s
+        if not in_session.any() or np.isnan(e2e_s).all():
+            return None
+        names, session = np.unique(numbers[in_session], return_inverse=True)
+        begin_s, end_s = np.full(len(names), np.inf), np.full(len(names), -np.inf)
+        np.fmin.at(begin_s, session, self.outcome.arrival_s[in_session])
+        np.fmax.at(end_s, session, (self.outcome.arrival_s + e2e_s)[in_session])
+        is_whole = np.bincount(session, ~self.served[in_session], len(names)) == 0
+        seconds: np.ndarray = (end_s - begin_s)[is_whole]
+        return seconds
+
     def by_tier(self, values: np.ndarray) -> dict[str, int]:
         """Return the sums over the requests that count, by tier."""
         return dict(zip(self.outcome.tier_names, values[self.served].sum(axis=0).tolist(), strict=True))
@@ -75,6 +93,16 @@ def given(name: str) -> Callable[[Basis], Any]:
 def spread_of(name: str) -> Callable[[Basis], Any]:
     """Return the formula of the spread of a column over the requests that count."""
     return lambda run: spread(run.outcome.columns[name][run.served])
+
+
+def sessions(run: Basis) -> int | None:
+    """Return how many sessions have finished; None without sessions or a clock."""
+    return None if run.session_s is None else len(run.session_s)
+
+
+def session_s(run: Basis) -> dict[str, float | None] | None:
+    """Return the spread of their times; None without sessions or a clock."""
+    return None if run.session_s is None else spread(run.session_s)
 
 
 def throughput(run: Basis) -> dict[str, float | None]:

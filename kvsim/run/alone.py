@@ -29,6 +29,7 @@ def one_by_one(requests: Sequence[Request]) -> list[Request]:
         replace(
             request,
             after=request.index - 1,
+            joins=(),
             delay_s=PAUSE_S if request.index else 0.0,
             resets=tuple(reset._replace(at_s=nan) for reset in request.resets),
         )

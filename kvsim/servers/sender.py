@@ -21,9 +21,9 @@ LOOK_S = 0.01
 class Sender:
     """Plays the requests of a trace, once.
 
-    by time        a request is sent when it arrives or, if it follows another one, its pause after the end of that one
-    closed loop    ``concurrency`` requests are under way at any time, in the order of the trace. One that follows another one
-                   waits for the end of that, without its pause
+    by time        a request is sent when it arrives or, if it follows others, its pause after the end of the last of them
+    closed loop    ``concurrency`` requests are under way at any time, in the order of the trace. One that follows others waits
+                   for the end of these, without its pause
 
     A prompt is made before its request is due where there is time, so that this does not make it late.
     """
@@ -63,8 +63,8 @@ class Sender:
     async def run(self) -> None:
         """Play all requests. What fails is in their answers."""
         for request in self.requests:
-            if request.after in self._place:
-                self._ends[self._place[request.after]] = asyncio.Event()
+            for before in self._before(request):
+                self._ends.setdefault(before, asyncio.Event())
         stalls = asyncio.create_task(self._look_for_stalls())
         self._zero_s = monotonic()
         try:
@@ -81,10 +81,10 @@ class Sender:
     # --- when ----------------------------------------------------------------------------------------------------------------
 
     async def _play_by_time(self, group: asyncio.TaskGroup) -> None:
-        roots = [number for number, request in enumerate(self.requests) if request.after not in self._place]
-        for number, request in enumerate(self.requests):
-            if request.after in self._place:
-                group.create_task(self._follow(number))
+        followers = [number for number, request in enumerate(self.requests) if self._before(request)]
+        for number in followers:
+            group.create_task(self._follow(number))
+        roots = sorted(set(range(len(self.requests))).difference(followers))
         first_s = min((self.requests[number].arrival_s for number in roots), default=0.0)
         for at, number in enumerate(sorted(roots, key=lambda number: self.requests[number].arrival_s)):
             body = self._body(number)
@@ -94,10 +94,19 @@ class Sender:
             await self._until(due_s)
             group.create_task(self._ask(number, due_s, body))
 
+    def _before(self, request: Request) -> list[int]:
+        """Return the places of the requests that a request follows."""
+        return [self._place[index] for index in request.predecessors if index in self._place]
+
+    async def _ends_of(self, numbers: Sequence[int]) -> None:
+        """Wait until all of these requests have ended."""
+        for number in numbers:
+            await self._ends[number].wait()
+
     async def _follow(self, number: int) -> None:
-        """Send a request after the one that it follows."""
+        """Send a request after those that it follows."""
         request = self.requests[number]
-        await self._ends[self._place[request.after]].wait()
+        await self._ends_of(self._before(request))
         due_s = monotonic() + request.delay_s / self.settings.speed
         body = self._body(number)
         await self._until(due_s)
@@ -106,9 +115,7 @@ class Sender:
     async def _take_turns(self, turns: Iterator[int]) -> None:
         """Send requests, one after the end of another, until none is left."""
         for number in turns:
-            request = self.requests[number]
-            if request.after in self._place:
-                await self._ends[self._place[request.after]].wait()
+            await self._ends_of(self._before(self.requests[number]))
             due_s = monotonic()
             await self._ask(number, due_s, self._body(number))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.core.request import Request
+from kvsim.core.request import Request, after_and_joins
 from kvsim.errors import UsageError
 from kvsim.results.observed import ObservedRun, ServerFacts
 from kvsim.settings.unused_settings import given, keys_of
@@ -284,7 +284,8 @@ def as_played(requests: Sequence[Request], run: ObservedRun) -> tuple[list[Reque
         times = zip(requests, arrivals_s.tolist(), strict=True)
         return [replace(one, arrival_s=max(0.0, at_s), delay_s=one.delay_s / run.speed) for one, at_s in times], ""
     played = [
-        replace(one, arrival_s=at_s, after=-1, delay_s=0.0) for one, at_s in zip(requests, _sent_s(run).tolist(), strict=True)
+        replace(one, arrival_s=at_s, after=-1, joins=(), delay_s=0.0)
+        for one, at_s in zip(requests, _sent_s(run).tolist(), strict=True)
     ]
     return played, AS_SENT
 
@@ -308,15 +309,18 @@ def _in_places(requests: Sequence[Request], run: ObservedRun) -> list[Request]:
             ended.append(heappop(running)[1])
         before = ended.pop() if ended else -1
         delay_s = sent_s[number] - end_s[before] if before >= 0 else 0.0
-        played[number] = replace(played[number], arrival_s=sent_s[number], after=before, delay_s=delay_s)
+        played[number] = replace(played[number], arrival_s=sent_s[number], after=before, joins=(), delay_s=delay_s)
         if end_s[number] == end_s[number]:
             heappush(running, (end_s[number], number))
     return played
 
 
 def only(requests: Sequence[Request], is_kept: Sequence[bool]) -> list[Request]:
-    """Return some requests, numbered anew. One whose predecessor is left out follows none: it arrives at its own time."""
+    """Return some requests, numbered anew. One all of whose predecessors are left out arrives at its own time."""
     numbers = {number: place for place, number in enumerate(number for number, kept in enumerate(is_kept) if kept)}
-    return [
-        replace(requests[number], index=place, after=numbers.get(requests[number].after, -1)) for number, place in numbers.items()
-    ]
+    found = []
+    for number, place in numbers.items():
+        kept = (numbers[before] for before in requests[number].predecessors if before in numbers)
+        after, joins = after_and_joins(kept)
+        found.append(replace(requests[number], index=place, after=after, joins=joins))
+    return found

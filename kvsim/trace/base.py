@@ -62,7 +62,8 @@ class TraceSource(ABC):
     """Reads or generates one trace. Its fields are its settings; ``__post_init__`` raises ValueError for a bad one.
 
     Whatever the page size, the cost of loading grows with the extents of page ids, not with pages. Page ids are non-negative;
-    requests that share a page id share all pages before it. A request that waits for another (``after``) has the higher index.
+    requests that share a page id share all pages before it. A request that waits for others (``after``, ``joins``) has the higher
+    index.
     Page ids are the same in every process and do not depend on the settings in ``OF_ARRIVALS``.
     """
 
@@ -174,7 +175,7 @@ def check_page_tokens(page_tokens: int) -> None:
 
 
 def in_order_of_arrival(requests: list[Request] | StoredRequests) -> list[Request] | StoredRequests:
-    """Return the requests sorted by arrival and numbered; ``after``, a position in ``requests``, becomes an index.
+    """Return the requests sorted by arrival and numbered; ``after`` and ``joins``, positions in ``requests``, become indices.
 
     Raises UsageError for arrivals and delays that are no times.
     """
@@ -186,6 +187,8 @@ def in_order_of_arrival(requests: list[Request] | StoredRequests) -> list[Reques
     for position, request in enumerate(requests):
         request.index = index_of[position]
         request.after = index_of.get(request.after, -1)
+        if request.joins:
+            request.joins = tuple(index_of[joined] for joined in request.joins)
     return [requests[position] for position in order]
 
 

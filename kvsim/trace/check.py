@@ -47,6 +47,17 @@ def _problem_of_place(request: Request, index: int, arrival_s: float) -> str:
         return f"arrival_s is {request.arrival_s:g}, after {arrival_s:g}: requests must be in order of arrival"
     if request.after >= index:
         return f"after is {request.after}: a request can wait for an earlier one only"
+    return _problem_of_joins(request, index) if request.joins else ""
+
+
+def _problem_of_joins(request: Request, index: int) -> str:
+    """Say what of the further requests that a request waits for cannot be; empty if all can."""
+    if request.after < 0:
+        return "joins are further requests to wait for: set after, too"
+    if wrong := [joined for joined in request.joins if not Whole(0, index - 1).holds(joined)]:
+        return f"joins has {wrong[0]!r:.40}: a request can wait for earlier ones only"
+    if len(set(request.predecessors)) < len(request.predecessors):
+        return f"after and joins name a request twice: {', '.join(map(str, request.predecessors))}"
     return ""
 
 

@@ -19,7 +19,8 @@ FIELDS = frozenset((
     "input", "input_ids", "output", "max_tokens", "max_completion_tokens", "conversations", "request", "response",
     "created_at", "start_time", "startTime", "data", "schema", "event_type", "event_time_unix_ms", "event",
     "agent_context", "metadata", "metrics", "error", "input_lens", "output_lens", "start_times", "errors",
-    "resourceSpans", "attributes", "startTimeUnixNano",
+    "resourceSpans", "attributes", "startTimeUnixNano", "after", "turns", "orchestrator", "rounds", "spawns",
+    "pre_session_spawns",
 ))  # fmt: skip
 """Names of the fields of all formats, by which ``columns`` may be given."""
 

@@ -1,14 +1,13 @@
 """Writes a trace in Mooncake's format, without anything that reveals a prompt."""
 
 import gzip
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any, BinaryIO, cast
 
 from msgspec.json import Encoder
 
 from kvsim.core.request import Request
-from kvsim.errors import UsageError
 from kvsim.pages.extents import Extent
 from kvsim.trace.base import Trace
 from kvsim.trace.retention import fields_of
@@ -19,12 +18,13 @@ def as_lines(trace: Trace, *, packed: bool) -> Iterator[bytes]:
 
     The id of a block is a number in the order in which blocks first appear, and tenants and sessions are numbered in the same
     way: nothing that is written depends on what a prompt contains, except what it shares with others. A trace whose requests all
-    arrive at time 0, or after others, has no timestamps. Raises UsageError for requests that wait for another one than the turn
-    before them, which the format cannot say.
+    arrive at time 0, or after others, has no timestamps. A request that waits for others than the turn before it names them in
+    ``after``, by their numbers (``request_id``), which is kvsim's own.
     """
     encode = Encoder().encode
     is_timed = any(request.after < 0 and request.arrival_s for request in trace.requests)
     last: dict[int, Request] = {}
+    named = _named(trace.requests)
     tenants: dict[str, int] = {}
     turns: dict[int, int] = {}
     for request in trace.requests:
@@ -37,18 +37,33 @@ def as_lines(trace: Trace, *, packed: bool) -> Iterator[bytes]:
             fields |= {"note": trace.note} if trace.note else {}
         if request.session >= 0:
             fields["session_id"] = request.session
-        if request.after >= 0:
-            before = last.get(request.session)
-            if before is None or before.index != request.after:
-                raise UsageError(
-                    f"request {request.index} waits for another one than the turn before it, which Mooncake's format cannot say: "
-                    "choose recorded arrivals"
-                )
-            if is_timed or request.delay_s:
-                fields["delay"] = _milliseconds(request.delay_s)
+        if request.index in named:
+            fields["request_id"] = request.index
+        if not _follows(request, last.get(request.session)) and (request.after >= 0 or not is_timed):
+            fields["after"] = list(request.predecessors)
+        if request.after >= 0 and (is_timed or request.delay_s):
+            fields["delay"] = _milliseconds(request.delay_s)
         fields |= _described(request, tenants, turns, packed=packed)
-        last[request.session] = request
+        if request.session >= 0:
+            last[request.session] = request
         yield encode(fields) + b"\n"
+
+
+def _follows(request: Request, before: Request | None) -> bool:
+    """Return whether a request waits for the turn before it and no other; for none if it is the first turn."""
+    return request.predecessors == (() if before is None else (before.index,))
+
+
+def _named(requests: Iterable[Request]) -> set[int]:
+    """Return the indices of the requests that others name, because they wait for others than the turn before them."""
+    last: dict[int, Request] = {}
+    named: set[int] = set()
+    for request in requests:
+        if not _follows(request, last.get(request.session)):
+            named.update(request.predecessors)
+        if request.session >= 0:
+            last[request.session] = request
+    return named
 
 
 def _described(request: Request, tenants: dict[str, int], turns: dict[int, int], *, packed: bool) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from kvsim.trace.aiperf_inputs import AIPerfInputs
 from kvsim.trace.bailian import Bailian
 from kvsim.trace.base import TraceSource
 from kvsim.trace.columns import renamed
+from kvsim.trace.dag import Dag
 from kvsim.trace.dynamo import Dynamo
 from kvsim.trace.file_trace import FileTrace
 from kvsim.trace.lengths import LOGS, Lengths
@@ -59,6 +60,8 @@ FORMATS = (
     Format("tokens", Tokens, ("token_ids",)),
     Format("sharegpt", ShareGPT, ("conversations",)),
     Format("aiperf_inputs", AIPerfInputs, ("data",)),
+    Format("dag", Dag, ("session_id", "turns")),
+    Format("dag", Dag, ("session_id", "orchestrator")),
     Format("proxy_log", ProxyLog, ("request", "response")),
     Format("proxy_log", ProxyLog, ("messages", "response")),
     Format("openai", OpenAI, ("custom_id", "body")),
@@ -82,7 +85,10 @@ Columns = tuple[tuple[str, str], ...]
 """Fields of a format, and what a file calls them."""
 LOOKED_AT = 100
 """Records that are searched for the size of blocks."""
-OPTIONAL = ("timestamp", "output_length", "output_tokens", "session_id", "delay", "priority", "tenant", "type", "turn")
+OPTIONAL = (
+    "timestamp", "output_length", "output_tokens", "session_id", "delay", "request_id", "after", "priority", "tenant",
+    "type", "turn",
+)  # fmt: skip
 """Fields of several formats that identify none."""
 ALIKE = 0.6
 """From which similarity on two names may be those of one field."""

@@ -36,7 +36,7 @@ class Mooncake(HashedTrace, TimedTrace):
     may stand for a partial block; with ``tail=full`` it may also be absent. Ids are re-keyed, so they need not identify their
     prefix. ``limit`` counts lines. ``answers``: see answers.py. Optional fields:
 
-        timestamp, session_id, delay    see Timetable
+        timestamp, session_id, delay    see Timetable, also for request_id and after, which make graphs of calls
         priority                        an integer; 0 if absent
         retention, decode_retention     how important tokens are and for how long (see ``retention_of``)
         n                               the number of answers to the prompt; 1 if absent. ``answers=inferred`` infers the first

@@ -46,8 +46,8 @@ def spread_arrivals(requests: Sequence[Request], path: str) -> None:
     """Spread requests with equal arrivals evenly over the time to the next arrival, at most the median of these times.
 
     The first of them keeps its time, their order stays, and the last ones take the median. Requests that wait for others keep
-    the recorded time, which only orders them, but none comes before the one that it waits for. ``after`` is a position in
-    ``requests``. Raises TraceError where no two requests share a time, or all do.
+    the recorded time, which only orders them, but none comes before one that it waits for. ``after`` and ``joins`` are
+    positions in ``requests``. Raises TraceError where no two requests share a time, or all do.
     """
     timed = [request for request in requests if request.after < 0]
     times, group, counts = np.unique([request.arrival_s for request in timed], return_inverse=True, return_counts=True)
@@ -70,7 +70,7 @@ def spread_arrivals(requests: Sequence[Request], path: str) -> None:
         request.arrival_s = arrival_s
     for request in requests:
         if request.after >= 0:
-            request.arrival_s = max(request.arrival_s, requests[request.after].arrival_s)
+            request.arrival_s = max(request.arrival_s, *(requests[before].arrival_s for before in request.predecessors))
 
 
 def _spread_resets(timed: Sequence[Request], order: np.ndarray, arrivals: np.ndarray) -> None:

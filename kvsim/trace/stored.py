@@ -150,7 +150,7 @@ class StoredRequests(ReadRequests):
         self.forget()
 
     def in_order(self) -> "StoredRequests":
-        """Return the requests sorted by arrival; ``after``, a position here, becomes one there."""
+        """Return the requests sorted by arrival; ``after`` and ``joins``, positions here, become those there."""
         arrivals = np.fromiter(self.values("arrival_s"), np.float64, self._length)
         if (arrivals[1:] >= arrivals[:-1]).all():
             return self
@@ -167,6 +167,8 @@ class StoredRequests(ReadRequests):
             for position in np.sort(wanted).tolist():
                 request = self[position]
                 request.after = int(place[request.after]) if 0 <= request.after < self._length else -1
+                if request.joins:
+                    request.joins = tuple(place[list(request.joins)].tolist())
                 found[int(place[position]) - first] = request
             self.forget()
             yield from filter(None, found)

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from kvsim.core.request import after_and_joins
 from kvsim.trace.arrivals import Arrivals, check_arrivals
 from kvsim.trace.base import TraceSource
 from kvsim.trace.dates import is_date, stamp
-from kvsim.trace.records import MILLISECONDS, Record
+from kvsim.trace.records import MILLISECONDS, Record, shown
 
 
 class Place(NamedTuple):
@@ -17,6 +18,15 @@ class Place(NamedTuple):
     delay_s: float
     session: int
     turn: int
+    joins: tuple[int, ...] = ()
+
+
+class Line(NamedTuple):
+    """A line that others may wait for."""
+
+    number: int
+    """Counted from 0."""
+    arrival_s: float
 
 
 class Timetable:
@@ -26,6 +36,10 @@ class Timetable:
     session_id                 a string or an integer; lines with the same value are the turns of one session
     delay (delay_ms)           milliseconds, from a session's second turn on: the request waits for the answer to the previous
                                turn, and then for this time. Its timestamp, if any, only determines its place among the others.
+    request_id                 a string or an integer by which later lines name this one
+    after                      a list of request_ids of earlier lines, instead of the previous turn: the request waits for the
+                               answers to all of them, and then for ``delay``; [] waits for none. Several lines that wait for
+                               the same one are sub-agents, and one that waits for several joins them
 
     A later turn without either field follows the answer before it at once. All other lines of a file have a timestamp, or none
     has: they then arrive at time 0, or when ``arrivals`` says, which also draws pauses before later turns. Sessions that begin
@@ -45,25 +59,55 @@ class Timetable:
         self._last_ms = 0.0
         self._sessions: dict[str | int, int] = {}
         self._turns: list[tuple[int, int, float]] = []  # per session: number of turns, line and arrival of the last turn
+        self._begins_s: list[float] = []
+        """Arrivals of the sessions' first turns."""
+        self._named: dict[str | int, Line] = {}
+        """The latest line with each request_id."""
 
     def place(self, record: Record) -> Place:
         """Return the place of the next line; its ``after`` is a line number, from 0. Raises TraceError for bad fields."""
         session, turn, previous, previous_s = self._previous(record)
         timestamp_s = self.timestamp_s(record)
         delay = record.either("delay", "delay_ms")
-        if turn and (record.has(delay) or timestamp_s is None):
+        is_told = record.has("after")
+        awaited = self._awaited(record) if is_told else [Line(previous, previous_s)] if turn else []
+        if awaited and (is_told or record.has(delay) or timestamp_s is None):
             delay_s = self._delay_s(record, delay)
-            arrival_s = previous_s + delay_s if timestamp_s is None else timestamp_s
-            place = Place(arrival_s, previous, delay_s, session, turn)
+            latest_s = max(line.arrival_s for line in awaited)
+            after, joins = after_and_joins(line.number for line in awaited)
+            arrival_s = latest_s + delay_s if timestamp_s is None else max(timestamp_s, latest_s) if is_told else timestamp_s
+            place = Place(arrival_s, after, delay_s, session, turn, joins)
         else:
-            if timestamp_s is None:
-                self._check_untimed(record, session)
-                timestamp_s = self._arrivals.start_s() if self._arrivals else 0.0
-            place = Place(timestamp_s, -1, 0.0, session, turn)
-        if session >= 0:
-            self._turns[session] = turn + 1, self._lines, place.arrival_s
-        self._lines += 1
+            place = Place(self._start_s(record, session, turn) if timestamp_s is None else timestamp_s, -1, 0.0, session, turn)
+        self._keep(record, place)
         return place
+
+    def _keep(self, record: Record, place: Place) -> None:
+        """Remember a line for those after it."""
+        if record.has("request_id"):
+            self._named[record.name("request_id")] = Line(self._lines, place.arrival_s)
+        if place.session >= 0:
+            if not place.turn:
+                self._begins_s[place.session] = place.arrival_s
+            self._turns[place.session] = place.turn + 1, self._lines, place.arrival_s
+        self._lines += 1
+
+    def _start_s(self, record: Record, session: int, turn: int) -> float:
+        """Return when a line without a timestamp arrives that waits for no other: with its session, which may begin now."""
+        self._check_untimed(record, session)
+        if turn:
+            return self._begins_s[session]
+        return self._arrivals.start_s() if self._arrivals else 0.0
+
+    def _awaited(self, record: Record) -> list[Line]:
+        """Return the lines that a line names in ``after``."""
+        found = []
+        for name in record.items("after"):
+            if isinstance(name, str | int) and not isinstance(name, bool) and name in self._named:
+                found.append(self._named[name])
+            else:
+                raise record.error(f"after names {shown(name)}, but no earlier line has that request_id")
+        return found
 
     def _delay_s(self, record: Record, name: str) -> float:
         """Return the pause before a later turn."""
@@ -86,6 +130,7 @@ class Timetable:
         session = self._sessions.setdefault(record.name("session_id"), len(self._sessions))
         if session == len(self._turns):
             self._turns.append((0, -1, 0.0))
+            self._begins_s.append(0.0)
         return session, *self._turns[session]
 
     def timestamp_s(self, record: Record) -> float | None:

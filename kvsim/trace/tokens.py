@@ -24,6 +24,7 @@ class Tokens(FileTrace, TimedTrace):
     """Reads lines ``{"token_ids": [...], "output_length": n}``, plain or compressed, with these optional fields:
 
         timestamp, session_id, delay    see Timetable; without timestamps, sessions begin at time 0 or at ``sessions_per_s``
+        request_id, after               a name, and the names of the lines that the request waits for; see Timetable
         priority                        an integer; 0 if absent
         retention, decode_retention     how important tokens are and for how long (see ``retention_of``)
         tenant, lora                    a string or an integer; prompts that differ in either share no pages

@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import NamedTuple
 
-from kvsim.core.request import Request
+from kvsim.core.request import Request, after_and_joins
 from kvsim.numbers import Whole, check_settings
 from kvsim.pages.extents import count_pages
 from kvsim.trace.answers import infer_answers
@@ -18,12 +18,74 @@ from kvsim.trace.records import AT_LEAST_ONE, Record
 ARRIVALS = ("recorded", "closed_loop")
 
 
+class End(NamedTuple):
+    """The end of a request in the recording: seconds since the start of the session, and the request's position."""
+
+    at_s: float
+    position: int
+
+
+NO_END = End(0.0, -1)
+
+
+@dataclass(eq=False)
+class Agent:
+    """The agent of a session or one of its sub-agents, and what it has done so far."""
+
+    kind: str
+    latest: End
+    """The request of its own that ended last before the one looked at."""
+    parent: "Agent | None" = None
+    begin_s: float = 0.0
+    last: End = NO_END
+    """The request that ended last, those of its sub-agents included."""
+    left: int = 0
+    """Requests that are still to come, those of its sub-agents included."""
+    running: list[End] = field(default_factory=list)
+    """A heap."""
+    subagents: "list[Agent]" = field(default_factory=list)
+    """Those that no request has waited for yet."""
+
+    def line(self) -> "Iterator[Agent]":
+        """Yield this agent and those that it works for."""
+        agent: Agent | None = self
+        while agent is not None:
+            yield agent
+            agent = agent.parent
+
+    def asks(self, end: End) -> None:
+        """Note a request of its own, which ends then."""
+        heappush(self.running, end)
+        for agent in self.line():
+            agent.left -= 1
+            agent.last = max(agent.last, end)
+
+    def awaited(self, now_s: float) -> list[End]:
+        """Return what a request that begins now has waited for, the latest end first; none if it begins the first session.
+
+        That is its agent's request that ended last or, for the first one of a sub-agent, that of the agent above, and those
+        sub-agents of its own that have ended since, which wait for that request themselves if they began after it.
+        """
+        own = next((end for agent in self.line() if (end := agent.latest_end(now_s)).position >= 0), None)
+        ended = [agent for agent in self.subagents if not agent.left and agent.last.at_s <= now_s]
+        self.subagents = [agent for agent in self.subagents if agent not in ended]
+        if own is not None and all(agent.begin_s < own.at_s for agent in ended):
+            return sorted([own, *(agent.last for agent in ended)], reverse=True)
+        return sorted((agent.last for agent in ended), reverse=True)
+
+    def latest_end(self, now_s: float) -> End:
+        """Return its own request that has ended last by now."""
+        while self.running and self.running[0].at_s <= now_s:
+            self.latest = heappop(self.running)
+        return self.latest
+
+
 class Call(NamedTuple):
     """One request of a session. Times are seconds since the start of the session."""
 
     start_s: float
     end_s: float
-    kind: str
+    agent: Agent
     record: Record
 
 
@@ -47,8 +109,9 @@ class Weka(FileTrace):
     immediately.
 
         recorded       a request arrives at its recorded time within the session
-        closed_loop    a request waits for the request of its session that had most recently ended when it began, and then as
-                       long as in the recording; a session's first request waits for the end of its lane's previous session
+        closed_loop    a request waits for the request of its agent that had most recently ended when it began, and for the
+                       sub-agents that had ended since, and then as long as in the recording. A sub-agent's first request
+                       waits for its parent's, and a session's first request for the end of its lane's previous session
 
     Block ids are local to a line, whatever the line's id: a repeated line is a new session. Sub-agents share their session's
     block ids and count time from their own ``t``. Only full blocks have ids, so the tail of a prompt has no page. ``limit``
@@ -76,7 +139,10 @@ class Weka(FileTrace):
         for session, record in enumerate(self.read()):
             self._check_block_size(record)
             lane = self._next_lane(lanes)
-            self._play(session, sorted(_calls(record), key=lambda call: call.start_s), lane, pages, requests)
+            agent = Agent("agent", End(0.0, lane.last))
+            calls = sorted(_calls(record, agent), key=lambda call: call.start_s)
+            self._play(session, calls, lane, pages, requests)
+            lane.free_s, lane.last = lane.free_s + agent.last.at_s, agent.last.position
             heappush(lanes, lane)
         ordered: Sequence[Request] = self.in_order(requests)
         if self.limit is not None:
@@ -101,21 +167,15 @@ class Weka(FileTrace):
             raise record.error(f"block_size is {record.integer('block_size')}, but block_tokens is {self.block_tokens}")
 
     def _play(self, session: int, calls: list[Call], lane: Lane, pages: BlockPages, requests: list[Request]) -> None:
-        """Append a session's requests, starting when the lane is free; ``after`` is a position in ``requests``."""
-        running: list[tuple[float, int]] = []  # a heap: end, position
-        latest = last = (0.0, lane.last)  # latest: most recent end before the current call; last: latest end of all
+        """Append a session's requests, starting when the lane is free; ``after`` and ``joins`` are positions in ``requests``."""
         for turn, call in enumerate(calls):
-            while running and running[0][0] <= call.start_s:
-                latest = heappop(running)
             request = self._request(call, pages, session, turn)
             request.arrival_s = (lane.free_s + call.start_s) / self.rate
-            if self.arrivals == "closed_loop" and latest[1] >= 0:
-                request.after, request.delay_s = latest[1], call.start_s - latest[0]
-            heappush(running, (call.end_s, len(requests)))
-            last = max(last, (call.end_s, len(requests)))
+            if self.arrivals == "closed_loop" and (awaited := call.agent.awaited(call.start_s)):
+                request.after, request.joins = after_and_joins(end.position for end in awaited)
+                request.delay_s = call.start_s - awaited[0].at_s
+            call.agent.asks(End(call.end_s, len(requests)))
             requests.append(request)
-        lane.free_s += last[0]
-        lane.last = last[1]
 
     def _request(self, call: Call, pages: BlockPages, session: int, turn: int) -> Request:
         prompt_tokens = call.record.tokens("in", self.max_tokens, AT_LEAST_ONE)
@@ -136,15 +196,15 @@ class Weka(FileTrace):
             prompt_pages=prompt_pages,
             session=session,
             turn=turn,
-            kind=call.kind,
+            kind=call.agent.kind,
         )
 
 
-def _calls(record: Record, begin_s: float = 0.0, kind: str = "agent") -> Iterator[Call]:
-    """Yield the requests of a session or sub-agent that began at ``begin_s``."""
+def _calls(record: Record, agent: Agent) -> Iterator[Call]:
+    """Yield the requests of a session or sub-agent, and count them."""
     previous_s = 0.0
     if not record.items("requests"):
-        raise record.error(f"requests is empty: this {kind} has no requests")
+        raise record.error(f"requests is empty: this {agent.kind} has no requests")
     for fields in record.items("requests"):
         part = Record(record.path, record.line, fields)
         t = part.number("t")
@@ -152,7 +212,11 @@ def _calls(record: Record, begin_s: float = 0.0, kind: str = "agent") -> Iterato
             raise record.error(f"t must not decrease: {t:g} s after {previous_s:g} s")
         previous_s = t
         if fields.get("type") == "subagent":
-            yield from _calls(part, begin_s + t, "subagent")
+            subagent = Agent("subagent", NO_END, parent=agent, begin_s=agent.begin_s + t)
+            agent.subagents.append(subagent)
+            yield from _calls(part, subagent)
         else:
             answer_s = part.number("api_time") if part.has("api_time") else 0.0
-            yield Call(begin_s + t, begin_s + t + answer_s, kind, part)
+            for each in agent.line():
+                each.left += 1
+            yield Call(agent.begin_s + t, agent.begin_s + t + answer_s, agent, part)

@@ -74,11 +74,22 @@ class Ask:
     output: int
     after: int
     delay_s: float
+    joins: tuple[int, ...] = ()
 
 
-def ask(word: str, at: float = 0.0, *, tokens: int = 1, output: int = 1, after: int = -1, delay_s: float = 0.0) -> Ask:
-    """A prompt of the pages of ``word`` and ``tokens`` more; with ``after``, it waits for the request of that number."""
-    return Ask(word=word, at=at, tokens=tokens, output=output, after=after, delay_s=delay_s)
+def ask(
+    word: str,
+    at: float = 0.0,
+    *,
+    tokens: int = 1,
+    output: int = 1,
+    after: int = -1,
+    joins: tuple[int, ...] = (),
+    delay_s: float = 0.0,
+) -> Ask:
+    """A prompt of the pages of ``word`` and ``tokens`` more; with ``after``, it waits for the request of that number, and for
+    those of ``joins``."""
+    return Ask(word=word, at=at, tokens=tokens, output=output, after=after, joins=joins, delay_s=delay_s)
 
 
 def make_requests(asks: Sequence[Ask], page_tokens: int = PAGE_TOKENS) -> list[Request]:
@@ -87,7 +98,7 @@ def make_requests(asks: Sequence[Ask], page_tokens: int = PAGE_TOKENS) -> list[R
     return [
         words.request(
             one.word, page_tokens=page_tokens, tail=one.tokens, output=one.output,
-            index=index, arrival_s=one.at, after=one.after, delay_s=one.delay_s,
+            index=index, arrival_s=one.at, after=one.after, joins=one.joins, delay_s=one.delay_s,
         )
         for index, one in enumerate(asks)
     ]  # fmt: skip

@@ -187,6 +187,16 @@ def test_requests_follow_others() -> None:
     assert loop.concurrency == 3 and run.speed == 20.0
 
 
+def test_a_request_waits_for_all_that_it_joins() -> None:
+    with emulated(VLLM, speed=300.0) as server:
+        first, long, quick, last = requests_of(server.plan.page_tokens, words=("ab", "ab" * 9, "abcd", "abx"))
+        requests = [first, replace(long, after=0), replace(quick, after=0), replace(last, after=2, joins=(1,), delay_s=3.0)]
+        run = play_server(requests, server.plan.page_tokens, ServerSettings(url=server.url, speed=20.0))
+        loop = play_server(requests, server.plan.page_tokens, ServerSettings(url=server.url, concurrency=4))
+    assert max(run.end_s[1:3]) + 0.15 <= run.sent_s[3]
+    assert max(loop.end_s[1:3]) <= loop.sent_s[3]
+
+
 def test_a_closed_loop_keeps_its_number_under_way() -> None:
     with emulated(VLLM) as server:
         requests = requests_of(server.plan.page_tokens, words=["ab"] * 7)

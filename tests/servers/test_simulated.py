@@ -203,3 +203,11 @@ def test_requests_that_were_never_served_are_not_simulated() -> None:
     kept = only(REQUESTS, [False, True, True])
     assert [(one.index, one.runs, one.after) for one in kept] == [(0, ((1, 1),), -1), (1, ((2, 1),), -1)]
     assert [one.after for one in only(REQUESTS, [True, False, True])] == [-1, 0]
+
+
+def test_a_request_waits_for_those_of_its_predecessors_that_were_served() -> None:
+    first, second, third, _ = (make_request([number], index=number) for number in range(4))
+    join = make_request([3], index=3, after=0, joins=(1, 2))
+    kept = [[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 1, 1], [0, 0, 0, 1]]
+    found = [only([first, second, third, join], [bool(one) for one in each])[-1].predecessors for each in kept]
+    assert found == [(0, 1, 2), (0, 1), (0,), ()]

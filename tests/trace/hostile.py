@@ -81,6 +81,13 @@ RECORDS: dict[str, list[Any]] = {
         {"data": [{"session_id": "a", "payloads": [{"messages": CHAT[:1]}, {"messages": CHAT[2:3], "max_tokens": 4}]},
                   {"session_id": "b", "payloads": [{"prompt": "what is it"}, {"input_ids": [1, 2, 3]}]}]},
     ],
+    "dag": [
+        {"session_id": "a", "pre_session_spawns": ["d"],
+         "turns": [{"messages": CHAT[:1], "max_tokens": 4, "spawns": ["b", {"children": ["c"], "join_at": 2}]},
+                   {"messages": CHAT[2:3], "delay": 5, "tools": [{"name": "f"}]}, {"messages": CHAT[:1], "forks": ["e"]}]},
+        *({"session_id": name, "turns": [{"messages": CHAT[:1]}]} for name in "bcde"),
+        {"session_id": "f", "orchestrator": True, "rounds": [{"spawns": ["b"], "think_time_ms": 3}, {"spawns": ["c", "d"]}]},
+    ],
     "aiperf_results": [
         {"metadata": {"session_num": number, "x_correlation_id": "ab"[number % 2], "request_start_ns": 1759813207532900363,
                       "benchmark_phase": "profiling", "was_cancelled": False},

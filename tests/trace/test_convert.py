@@ -4,7 +4,6 @@ import gzip
 import json
 import random
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -224,8 +223,27 @@ def test_a_mistake_leaves_no_file(write, tmp_path, capsys, arguments, expected):
     assert set(tmp_path.iterdir()) == before
 
 
-def test_a_request_must_wait_for_the_turn_before_it(write, tmp_path, capsys):
-    path = write(*weka_file())
-    assert main(["trace", "convert", path, str(tmp_path / "out.jsonl"), "trace.arrivals=closed_loop"]) == 2
-    assert "waits for another one than the turn before it" in capsys.readouterr().err
-    assert not (tmp_path / "out.jsonl").exists() and not list(Path(tmp_path).glob(".*"))
+def test_a_graph_of_calls_is_kept(write, tmp_path):
+    """Sub-agents, requests that join them, and lanes whose next session waits for another session."""
+    lines = list(weka_file())
+    for line in lines:
+        line["requests"].insert(3, {"type": "subagent", "t": 3.6, "requests": [{**line["requests"][0], "t": 0.0}]})
+    path, out = write(*lines), str(tmp_path / "out.jsonl")
+    settings = ["trace.arrivals=closed_loop", "trace.concurrent_sessions=3"]
+    assert main(["trace", "convert", path, out, *settings]) == 0
+    one = load_trace(path=path, page_tokens=64, arrivals="closed_loop", concurrent_sessions=3)
+    other = load_trace(path=out, page_tokens=64)
+    assert sum(len(request.joins) for request in one.requests) >= 12
+    for before, after in zip(one.requests, other.requests, strict=True):
+        assert before.predecessors == after.predecessors and before.delay_s == pytest.approx(after.delay_s)
+
+
+def test_turns_that_wait_for_none_are_kept_without_timestamps(write, tmp_path):
+    path = write(*({"input_length": 4, "hash_ids": [at], "block_size": 4, "session_id": 1, "after": []} for at in range(3)))
+    out = str(tmp_path / "out.jsonl")
+    assert main(["trace", "convert", path, out]) == 0
+    assert [(one.after, one.arrival_s, one.turn) for one in load_trace(path=out, page_tokens=4).requests] == [
+        (-1, 0, 0),
+        (-1, 0, 1),
+        (-1, 0, 2),
+    ]

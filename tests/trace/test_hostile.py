@@ -41,7 +41,7 @@ def source(name: str, path: str, model: str) -> TraceSource:
     """The reader of this format for a path."""
     own = {"trace.block_tokens": BLOCKS.get(name)}
     own |= {"trace.prefixes": 0.5} if name == "lengths" else {}
-    own |= {"trace.tokenizer": model} if name in ("openai", "sharegpt", "proxy_log", "spans", "aiperf_inputs") else {}
+    own |= {"trace.tokenizer": model} if name in ("openai", "sharegpt", "proxy_log", "spans", "aiperf_inputs", "dag") else {}
     given = [f"{key}={value}" for key, value in own.items() if value is not None]
     return build_trace(compose([f"trace={name}", f"trace.path={path}", *LIMITS, *given]))[0]
 
@@ -55,8 +55,7 @@ def play(reader: TraceSource, page_tokens: int) -> str:
     check_requests(trace.requests, MAX_TOKENS)
     trace_statistics(trace)
     reuse_statistics(trace)
-    if all(request.after < 0 for request in trace.requests):
-        assert len(list(as_lines(trace, packed=True))) >= len(trace.requests)
+    assert len(list(as_lines(trace, packed=True))) >= len(trace.requests)
     for run, command in ((replay, "replay"), (simulate, "simulate")):
         outcome = run(plan(command, page_tokens), trace.requests)
         assert len(outcome.status) == len(trace.requests)

@@ -9,7 +9,7 @@ from kvsim.trace.timetable import Timetable
 
 def place(*lines, **settings):
     times = Timetable(settings.pop("rate", 1.0), **settings)
-    return [tuple(times.place(Record("f", number, fields))) for number, fields in enumerate(lines, 1)]
+    return [tuple(times.place(Record("f", number, fields)))[:5] for number, fields in enumerate(lines, 1)]
 
 
 def test_timestamps_are_milliseconds_from_the_first_one():
@@ -54,6 +54,49 @@ def test_a_session_may_begin_before_the_first_timestamp():
     assert [at[:3] for at in place(*lines)] == [(0.0, -1, 0.0), (0.5, 0, 0.5), (0.0, -1, 0.0), (1.0, -1, 0.0)]
 
 
+def joined(*lines, **settings):
+    """(arrival, requests waited for, delay, turn) of each line."""
+    times = Timetable(settings.pop("rate", 1.0), **settings)
+    places = [times.place(Record("f", number, fields)) for number, fields in enumerate(lines, 1)]
+    return [(at.arrival_s, (at.after, *at.joins), at.delay_s, at.turn) for at in places]
+
+
+def test_a_line_may_wait_for_lines_that_it_names():
+    diamond = (
+        {"session_id": "a", "request_id": "plan", "output_length": 1},
+        {"session_id": "a", "request_id": "left", "after": ["plan"], "delay": 100},
+        {"session_id": "a", "request_id": "right", "after": ["plan"], "delay": 300},
+        {"session_id": "a", "request_id": 7, "after": ["left", "right", "left"], "delay": 50},
+        {"session_id": "a", "after": []},
+        {"after": [7]},
+    )
+    assert joined(*diamond) == [
+        (0.0, (-1,), 0.0, 0),
+        (0.1, (0,), 0.1, 1),
+        (0.3, (0,), 0.3, 2),
+        (0.35, (1, 2), 0.05, 3),
+        (0.0, (-1,), 0.0, 4),
+        (0.35, (3,), 0.0, 0),
+    ]
+
+
+def test_the_timestamp_of_a_line_that_waits_only_orders_it():
+    lines = (
+        {"timestamp": 0, "request_id": 1},
+        {"request_id": 2, "after": [1], "delay": 5000},
+        {"timestamp": 2000, "after": [1, 2]},
+    )
+    assert joined(*lines) == [(0.0, (-1,), 0.0, 0), (5.0, (0,), 5.0, 0), (5.0, (0, 1), 0.0, 0)]
+
+
+def test_a_request_id_names_the_latest_line_before():
+    assert joined({"request_id": 1}, {"request_id": 1, "after": [1]}, {"after": [1]}) == [
+        (0.0, (-1,), 0.0, 0),
+        (0.0, (0,), 0.0, 0),
+        (0.0, (1,), 0.0, 0),
+    ]
+
+
 @pytest.mark.parametrize(
     ("lines", "settings", "message"),
     [
@@ -68,6 +111,13 @@ def test_a_session_may_begin_before_the_first_timestamp():
         ),
         ([{"timestamp": 0, "session_id": 1.5}], {}, "f:1: session_id must be a string or an integer"),
         ([{}, {"timestamp": 0}], {}, "f:2: this line has a timestamp but an earlier one has none"),
+        ([{"after": ["a"]}], {}, 'f:1: after names "a", but no earlier line has that request_id'),
+        ([{"request_id": 1}, {"after": ["1"]}], {}, 'f:2: after names "1", but no'),
+        ([{"request_id": 1}, {"after": [True]}], {}, "f:2: after names true, but no"),
+        ([{"request_id": 1}, {"after": [[]]}], {}, "f:2: after names [], but no"),
+        ([{"request_id": 1}, {"after": 1}], {}, "f:2: after must be a list, not 1"),
+        ([{"request_id": 1.5}], {}, "f:1: request_id must be a string or an integer"),
+        ([{"timestamp": 0}, {"after": []}], {}, "f:2: timestamp is missing"),
         ([{}], {"rate": 2.0}, "f:1: rate=2.0 has no effect on a file without timestamps"),
     ],
 )

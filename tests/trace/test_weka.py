@@ -79,8 +79,8 @@ def test_in_a_closed_loop_a_request_waits_for_the_answer_before_it_as_long_as_in
     assert [(request.after, request.delay_s, request.arrival_s) for request in requests] == [(-1, 0, 1), (0, 7, 10)]
 
 
-def test_in_a_closed_loop_parallel_subagents_wait_for_the_same_answer(write):
-    """Answers end at 2; 9 (slow) and 6 (quick); the last request waits for the slow one."""
+def test_in_a_closed_loop_parallel_subagents_wait_for_the_same_answer_and_their_parent_for_all_of_them(write):
+    """Answers end at 2; 9 (slow) and 6 (quick); the last request waits for both, and comes 1 s after the slow one."""
     requests = load(
         write,
         session(
@@ -92,6 +92,36 @@ def test_in_a_closed_loop_parallel_subagents_wait_for_the_same_answer(write):
         arrivals="closed_loop",
     )
     assert [(request.after, request.delay_s) for request in requests] == [(-1, 0), (0, 2), (0, 2), (1, 1)]
+    assert [request.joins for request in requests] == [(), (), (), (2,)]
+
+
+def graph(write, *calls):
+    """(requests waited for, delay) of each request of a session, in order of their begin."""
+    requests = load(write, session(*calls), arrivals="closed_loop")
+    return [(request.predecessors, request.delay_s) for request in requests]
+
+
+def test_in_a_closed_loop_a_subagents_requests_wait_for_its_own_not_for_those_of_another(write):
+    """One has answers until 6 and 12, the other one, which is in between, from 7 to 9 and from 10 to 13."""
+    one = subagent(4, call(0, 4, [2, 1]), call(6, 4, [2, 1]))
+    other = subagent(7, call(0, 4, [3, 1]), call(3, 4, [3, 1], api_time=3.0))
+    found = graph(write, call(0, 4, [1, 1]), one, other, call(14, 4, [1, 1]))
+    assert found == [((), 0), ((0,), 2), ((0,), 5), ((1,), 4), ((2,), 1), ((4, 3), 1)]
+
+
+def test_in_a_closed_loop_nobody_waits_for_a_subagent_that_is_still_at_work(write):
+    """It works from 3 to 5 and from 13 to 15: the second request goes on without it, and the third one waits for both."""
+    background = subagent(3, call(0, 4, [2, 1]), call(10, 4, [2, 1]))
+    found = graph(write, call(0, 4, [1, 1]), background, call(6, 4, [1, 1]), call(20, 4, [1, 1]))
+    assert found == [((), 0), ((0,), 1), ((0,), 4), ((1,), 8), ((3, 2), 5)]
+
+
+def test_in_a_closed_loop_a_subagent_of_a_subagent_is_waited_for_by_the_one_that_called_it(write):
+    """The inner one works from 6 to 8, the outer one, which waits for it, from 3 to 5 and from 9 to 11."""
+    inner = subagent(3, call(0, 4, [3, 1]))
+    outer = subagent(3, call(0, 4, [2, 1]), inner, call(6, 4, [2, 1]))
+    found = graph(write, call(0, 4, [1, 1]), outer, call(12, 4, [1, 1]))
+    assert found == [((), 0), ((0,), 1), ((1,), 1), ((2,), 1), ((3,), 1)]
 
 
 def test_in_a_closed_loop_a_session_begins_when_the_one_before_it_in_its_lane_has_ended(write):
