@@ -77,9 +77,7 @@ def shares_of(plan: Plan, requests: Sequence[Request], choices: Sequence[int]) -
     own: list[set[int]] = [set() for _ in filled]
     for request, engine in zip(requests, choices, strict=True):
         if far := [before for before in request.predecessors if owner[choices[before]] != owner[engine]]:
-            raise UsageError(
-                f"{KEY}: request {request.index} waits for request {far[0]}, which another engine serves: {ALONE}"
-            )
+            raise UsageError(f"{KEY}: request {request.index} waits for request {far[0]}, which another engine serves: {ALONE}")
         own[owner[engine]].add(request.index)
     engines = [frozenset([engine for engine, worker in enumerate(owner) if worker == number]) for number in range(len(filled))]
     return [Share(engines=there, own=frozenset(some)) for there, some in zip(engines, own, strict=True) if some]
