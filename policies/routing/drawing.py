@@ -16,6 +16,8 @@ def softmax(costs: np.ndarray, temperature: float, rng: np.random.Generator) -> 
 
     At a temperature of 0, that of the lowest cost.
     """
+    if not temperature:
+        return lowest(costs, rng)
     least = float(costs.min())
     scale = (float(costs.max()) - least) * temperature
     if not scale:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import exp
 from typing import Final
 
 import numpy as np
@@ -14,6 +13,7 @@ from kvsim.numbers import SECONDS, Real, check_settings
 from kvsim.pages.page_owners import Leading, OwnCounts, PageOwners
 from kvsim.policies.routing.base import EngineStatus, RoutingPolicy
 from kvsim.policies.routing.context import RoutingContext
+from kvsim.policies.routing.drawing import softmax
 
 LARGEST: Final = 2**20
 """Factors of exact costs up to which these are surely integers of 64 bits."""
@@ -88,7 +88,8 @@ class KVAware(RoutingPolicy):
         """Where each of the engines that were offered last stands in ``_loads``."""
 
     def choose(self, request: Request, engines: Sequence[EngineStatus], now: float) -> int:
-        chosen = engines[self._draw(self._ask(request, engines) if self._leading is None else self._costs(request, engines))]
+        costs = self._ask(request, engines) if self._leading is None else self._costs(request, engines)
+        chosen = engines[softmax(costs, self.router_temperature, self._rng)]
         self._tokens_to_compute = self._tokens(request, chosen)
         return chosen.engine
 
@@ -152,22 +153,6 @@ class KVAware(RoutingPolicy):
     def _tokens(self, request: Request, status: EngineStatus) -> int:
         """Return how many tokens of the prompt the engine would have to compute."""
         return max(0, request.prompt_tokens - status.cached_pages(request) * self._page_tokens)
-
-    def _draw(self, costs: np.ndarray) -> int:
-        """Return the position of the lowest cost or, at a temperature above 0, one drawn by softmax."""
-        lowest = costs.min()
-        highest = costs.max() if self.router_temperature else lowest
-        if lowest == highest:
-            best = np.flatnonzero(costs == lowest)
-            return int(best[0] if len(best) == 1 else best[int(self._rng.random() * len(best))])
-        scale = (highest - lowest) * self.router_temperature
-        weights = [exp((lowest - cost) / scale) for cost in costs.tolist()]
-        left = self._rng.random() * sum(weights)
-        for at, weight in enumerate(weights):
-            left -= weight
-            if left <= 0:
-                return at
-        return len(costs) - 1
 
     def on_sent(self, request: Request, engine: int, now: float) -> None:
         active = self._active[engine]

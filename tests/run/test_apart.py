@@ -21,9 +21,11 @@ from kvsim.plans.from_python import plan_for
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.routing.session_affinity import SessionAffinity
 from kvsim.run import play
+from kvsim.run.alone import run_alone
 from kvsim.run.apart import in_processes
 from kvsim.run.interrupts import remembered
 from kvsim.trace.base import Trace
+from tests.composing import plan
 from tests.engine.configurations import Case, cases
 from tests.engine.drawn import RUNS, SETTINGS
 from tests.engine.test_configurations_random import one_line
@@ -132,6 +134,13 @@ def test_engines_that_depend_on_each_other_stay_in_one_process(settings: tuple[s
 def test_workers_have_no_effect_on_a_replay() -> None:
     with pytest.raises(UsageError, match=r"cluster\.workers has no effect on kvsim replay"):
         kvsim.replay(chats(), "cluster.workers=2")
+
+
+def test_requests_that_run_alone_run_in_one_process() -> None:
+    """Each waits for the one before it, wherever that is: what a search for a rate that none holds ends with."""
+    words = ("trace=synthetic", "trace.sessions=6", "trace.max_prompt_tokens=12000", *FOUR, "routing=round_robin")
+    one, two = [run_alone(plan(*words, *more, command="simulate")).outcome for more in ((), ("cluster.workers=2",))]
+    check_same(one, two)
 
 
 def test_a_request_that_waits_for_one_of_another_process_is_refused() -> None:
