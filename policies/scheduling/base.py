@@ -33,9 +33,11 @@ class SchedulingPolicy:
     fcfs_above: int | None = None
     """``order`` is not asked while more requests wait: their order stays, and new ones are tried last; None: no limit."""
 
-    may_hold: bool = False
-    """Whether the order that the policy keeps may have no first one: nobody is then admitted in this round of admission. The next
-    one comes after the step that is formed; if nothing runs, nothing else would bring it about."""
+    @property
+    def may_hold(self) -> bool:
+        """Whether the order that the policy keeps may have no first one: nobody is then admitted in this round of admission. The
+        next one comes after the step that is formed; if nothing runs, nothing else would bring it about."""
+        return False
 
     def bind(self, context: PolicyContext) -> None:
         """Called once, before the run. The context's tier is the GPU tier."""

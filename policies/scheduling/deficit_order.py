@@ -89,7 +89,7 @@ class DeficitOrder(KeptOrder):
             while line:
                 entry = line[0]
                 waiting = entry[2]
-                if self._entries.get(waiting) is not entry:
+                if self._entries.get(waiting) != entry:
                     heappop(line)
                 elif (client := self._client_of(waiting)).deficit > 0:
                     return waiting

@@ -110,9 +110,12 @@ class Strata(KeptScheduling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.may_hold = True
         check_settings(self, Whole(1), "delay_hit_tokens", "look_ahead")
         check_settings(self, Real(least=0), "load_ratio", or_null=True, hint="null follows the model and the machine")
+
+    @property
+    def may_hold(self) -> bool:
+        return True
 
     def bind(self, context: PolicyContext) -> None:
         self.ratio = inf if self.load_ratio is None else self.load_ratio
