@@ -166,9 +166,10 @@ class ObservedReplay(Replay):
     # --- before the admission ------------------------------------------------------------------------------------------------
 
     def _in_line(self) -> list[int]:
-        """Return the requests that joined the queue at known times, the last one first."""
-        joined_s = self._moments.joined_s
-        return [number for number in np.argsort(joined_s, kind="stable")[::-1].tolist() if joined_s[number] == joined_s[number]]
+        """Return the requests that joined the queue at known times and are played, the last one first."""
+        joined_s, admitted_s, room = self._moments.joined_s, self._moments.admitted_s, self.server.tiers[0].pool.capacity
+        order = [at for at in np.argsort(joined_s, kind="stable")[::-1].tolist() if not np.isnan(joined_s[at] + admitted_s[at])]
+        return [number for number in order if self._pages_in_all(number) <= room]
 
     def _looked_up_s(self) -> list[tuple[int, float]]:
         """Return which requests are looked up before they are admitted, and when: others behind them are admitted by then."""
@@ -177,7 +178,7 @@ class ObservedReplay(Replay):
             admitted_s = float(self._moments.admitted_s[number])
             if next_s < admitted_s:
                 found.append((number, next_s))
-            next_s = min(next_s, admitted_s) if admitted_s == admitted_s else next_s
+            next_s = min(next_s, admitted_s)
         return found
 
     def _look_up(self, number: int) -> None:
@@ -186,11 +187,10 @@ class ObservedReplay(Replay):
             self._line.remove(number)
         self._asking = [other for other in self._asking if other != number]
         request, pages = self._requests[number], self._pages_in_all(number)
-        tokens = request.prompt_tokens
-        if not self.server.look_up_waiting(request, tokens):
+        if not self.server.look_up_waiting(request, request.prompt_tokens):
             self._asking.append(number)
             return
-        lease = self.server.begin(request, tokens, pages, self.now_s)
+        lease = self.server.begin(request, request.prompt_tokens, pages, self.now_s)
         if lease is None or lease is NEVER_FITS:
             self._asking.append(number)
         else:

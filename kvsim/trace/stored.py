@@ -57,7 +57,7 @@ class StoredRequests(ReadRequests):
             self._file.flush()
         except OSError as error:
             raise UsageError(
-                f"the trace does not fit in memory and cannot be stored in {gettempdir()}: {error.strerror or error}; set TMPDIR "
+                f"the trace does not fit in memory and cannot be stored in {_folder()}: {error.strerror or error}; set TMPDIR "
                 "to a folder with more room"
             ) from None
 
@@ -172,6 +172,14 @@ class StoredRequests(ReadRequests):
                 found[int(place[position]) - first] = request
             self.forget()
             yield from filter(None, found)
+
+
+def _folder() -> str:
+    """Return the folder for temporary files; where none can be written, only words for it."""
+    try:
+        return gettempdir()
+    except OSError:
+        return "a folder for temporary files"
 
 
 def _close(file: IO[bytes]) -> None:

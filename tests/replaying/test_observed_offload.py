@@ -58,6 +58,21 @@ def test_the_first_request_that_waits_keeps_its_chunks_by_being_looked_up() -> N
     assert found == [2, 1]
 
 
+@pytest.mark.parametrize(("pages", "admitted_s"), [(1, np.nan), (9, 19.7)], ids=["failed", "too_large"])
+def test_a_request_that_is_not_played_keeps_nobody_in_line_from_being_looked_up(pages: int, admitted_s: float) -> None:
+    """As above, with a sixth request that joined the line before 0 1."""
+    asked = (
+        (request(0, [0, 1]), 0.0, [1.0]),
+        (request(1, [30]), 5.0, [6.0]),
+        (request(2, [10, 11, 12]), 10.0, [11.0]),
+        (request(3, [10, 11, 12, 20]), 21.0, [22.0]),
+        (request(4, [0, 1]), 40.0, [41.0]),
+        (request(5, list(range(50, 50 + pages))), admitted_s, [42.0]),
+    )
+    joined_s = np.array([0.0, 5.0, 10.0, 18.0, 20.0, 19.5])
+    assert sum(hits(Played(engine(6, 6), asked, formed_s=STEPS_S, joined_s=joined_s))[4]) == 2
+
+
 def test_a_request_is_looked_up_before_its_load_when_one_behind_it_is_admitted() -> None:
     """Of 0 1, the GPU has the first page alone when 2 asks for it. 3, behind it, is admitted at 20 s, and its chunks push 0 1 out
     of the host; 2 itself is admitted at 30 s. If both are known to wait in line, 2 must have begun its load by 20 s."""

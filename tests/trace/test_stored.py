@@ -189,6 +189,16 @@ def test_a_folder_without_room_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         StoredRequests(conversations(requests=3))
 
 
+def test_where_no_folder_can_be_written_the_error_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(**_: object) -> Any:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(stored, "TemporaryFile", none)
+    monkeypatch.setattr(stored, "gettempdir", none)
+    with pytest.raises(UsageError, match=r"cannot be stored in a folder for temporary files: No usable .*; set TMPDIR"):
+        StoredRequests(conversations(requests=3))
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_disk_that_is_full_is_one_line(monkeypatch: pytest.MonkeyPatch, write: Callable[..., str], capsys: Any) -> None:
     monkeypatch.setattr(stored, "TemporaryFile", lambda **_: open("/dev/full", "r+b"))  # noqa: SIM115
