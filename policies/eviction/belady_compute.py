@@ -44,7 +44,7 @@ class BeladyCompute(SampledEviction):
     def score(self, node: Node, now: float) -> float:
         user = self._last_user(node)
         following = self._future.next_user(user, node.depth + node.pages) if user != NEVER else NEVER
-        if following == NEVER:
+        if following == NEVER or self._future.is_lost(self._latest, following):
             return -inf
         return (self._latest - following) / self._flops(node.depth + node.pages)
 
