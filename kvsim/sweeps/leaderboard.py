@@ -145,7 +145,7 @@ def _cells(asked: Asked, match: Match, baseline: str, played: Played, group: str
             for one, row in zip(match.playing, rows, strict=True)
         ]
         most = next((row.gain for row in named if row.policy == asked.bound), None)
-        found += [replace(row, headroom=row.gain / most) if most and row.gain is not None else row for row in named]
+        found += [replace(row, headroom=row.gain / most) if most and most > 0 and row.gain is not None else row for row in named]
     return found
 
 

@@ -6,10 +6,11 @@ from math import exp, log, sqrt
 from statistics import fmean
 from typing import Any
 
-from kvsim.sweeps.paired import Difference
+from kvsim.results.statistics import student_t
+from kvsim.sweeps.paired import PARTS, Difference
 
-NORMAL_95 = 1.96
-"""Standard errors to each side of a mean that hold 95 % of a normal distribution."""
+STUDENT_95 = student_t(PARTS - 1)
+"""Standard errors to each side of a gain that hold 95 % of what as few parts of a trace tell: more than those of a normal one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class Standing:
 
 def noise_of(difference: Difference) -> float | None:
     """Return half the width of the 95 % interval."""
-    return None if difference.standard_error is None else NORMAL_95 * difference.standard_error
+    return None if difference.standard_error is None else STUDENT_95 * difference.standard_error
 
 
 def standings(cells: Iterable[Cell]) -> list[Standing]:

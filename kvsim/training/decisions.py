@@ -15,7 +15,7 @@ from kvsim.policies.eviction.leaf_model import LeafModel
 from kvsim.policies.eviction.learned import Learned
 
 FAR = np.iinfo(np.int64).max
-"""Next use of a page that nobody uses again within the horizon."""
+"""Next use of a page that nobody uses again within the horizon, or before the cache is reset."""
 HORIZON = 0.25
 """How far a recording looks ahead, as a share of its requests. It records nothing in that share at its end, where what is used
 again later would look like what is never used; the same horizon for all is the memory window of Song et al. (NSDI 2020)."""
@@ -112,7 +112,8 @@ class Recording(Learned):
         user = use.request
         while user != NEVER and user <= self._latest:
             user = self._future.next_user(user, node.depth + node.pages)
-        return FAR if user == NEVER or user > self._latest + self._horizon else user
+        is_far = user == NEVER or user > self._latest + self._horizon or self._future.is_lost(self._latest, user)
+        return FAR if is_far else user
 
 
 def padded(decisions: Sequence[Decision]) -> tuple[Vector, np.ndarray, np.ndarray, np.ndarray]:

@@ -116,18 +116,17 @@ def _tested(plan: Plan, requests: Sequence[Request], first: int, model: LeafMode
         return []
     learned = Learned(samples=samples)
     learned.use_model(model)
-    policies: dict[str, EvictionPolicy] = {"lru": LRU(), "learned": learned}
-    if _is_bounded(plan):
-        policies["belady"] = Belady()
-    return [_test(plan, requests, first, name, policy) for name, policy in policies.items()]
+    tested = [_test(plan, requests, first, "lru", LRU()), _test(plan, requests, first, "learned", learned)]
+    return tested + _bound(plan, requests, first)
 
 
-def _is_bounded(plan: Plan) -> bool:
+def _bound(plan: Plan, requests: Sequence[Request], first: int) -> list[Tested]:
+    """Return Belady's hits; nothing where he is no bound, such as with several tiers or resets."""
     try:
         check_bypass(with_eviction(plan, Belady()), "replay")
+        return [_test(plan, requests, first, "belady", Belady())]
     except UsageError:
-        return False
-    return True
+        return []
 
 
 def _test(plan: Plan, requests: Sequence[Request], first: int, name: str, policy: EvictionPolicy) -> Tested:

@@ -60,7 +60,9 @@ class BeladyCompute(SampledEviction):
 
     def score(self, node: Node, now: float) -> float:
         use = self._use(node)
-        return -inf if use.following == NEVER else (self._latest - use.following) / use.flops
+        if use.following == NEVER or self._future.is_lost(self._latest, use.following):
+            return -inf
+        return (self._latest - use.following) / use.flops
 
     def limit(self, node: Node) -> None:
         user = self._use(node).user

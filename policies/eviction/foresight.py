@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -25,6 +26,9 @@ class Foresight:
         order = first.start.argsort()
         self._starts: list[int] = first.start[order].tolist()
         indices = np.array([request.index for request in requests], dtype=np.int64)
+        resets = accumulate(len(request.resets) for request in requests)
+        self._resets: dict[int, int] = {request.index: number for request, number in zip(requests, resets, strict=True)}
+        """For each request, the resets up to its arrival."""
         self._owners: list[int] = indices[first.request[order]].tolist()
         uses = next_uses(paths)
         self._ends: dict[int, list[int]] = {request.index: [] for request in requests}
@@ -35,6 +39,10 @@ class Foresight:
         ):
             self._ends[request].append(end)
             self._users[request].append(user)
+
+    def is_lost(self, request: int, user: int) -> bool:
+        """Whether the cache is reset after a request (NEVER: from the beginning on) and before a later one."""
+        return self._resets.get(request, 0) != self._resets[user]
 
     def first_user(self, page: int) -> int:
         """Return the first request that has a page; NEVER if none has it."""

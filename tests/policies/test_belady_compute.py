@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvsim
-from kvsim.core.request import Request
+from kvsim.core.request import Request, Reset
 from kvsim.errors import UsageError
 from kvsim.plans.combinations import check_unforeseen
 from kvsim.policies.context import PolicyContext
@@ -107,6 +107,18 @@ def test_users_are_known_by_their_index_as_those_of_a_sample_need_it(requests: l
 
 def test_a_page_that_no_request_has_has_no_user() -> None:
     assert Foresight(make_requests(["ab"])).first_user(-5) == NEVER
+
+
+def test_what_is_used_next_after_a_reset_is_of_no_use() -> None:
+    """Before ``a`` comes back, the cache is emptied."""
+    cache = small_cache(gpu=60, eviction=BeladyCompute)
+    requests = [cache.request(word, index=at) for at, word in enumerate(["a", "b", "b", "a"])]
+    requests[3] = replace(requests[3], resets=(Reset("drain", 3.0),))
+    cache.gpu.eviction.bind(PolicyContext(requests=requests, model=MODEL, page_tokens=1))
+    cache.use("a", index=0)
+    cache.use("b", index=1)
+    assert cache.gpu.eviction.score(cache.node("a"), 9.0) == -inf
+    assert cache.gpu.eviction.score(cache.node("b"), 9.0) > -inf
 
 
 def test_requests_that_nobody_knows_in_advance_are_refused() -> None:

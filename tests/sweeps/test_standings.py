@@ -4,7 +4,8 @@ from math import sqrt
 
 import pytest
 
-from kvsim.sweeps.standings import Cell, standings, verdict
+from kvsim.sweeps.paired import Difference
+from kvsim.sweeps.standings import Cell, noise_of, standings, verdict
 
 
 def cell(policy: str, trace: str, gain: float | None, noise: float | None = 0.1, cost: float = 1.0, reason: str = "") -> Cell:
@@ -39,6 +40,11 @@ def test_noise_adds_up_within_a_trace_and_by_squares_between_traces() -> None:
 def test_only_a_gain_above_its_noise_is_taken(gain: float, noise: float | None, best: str) -> None:
     places = standings([cell("lru", "a", 0.0, 0.0), cell("p", "a", gain, noise)])
     assert verdict(places, "lru")[0] == best
+
+
+def test_twenty_parts_have_students_interval() -> None:
+    assert noise_of(Difference(1.0, 0.1)) == pytest.approx(0.2093, abs=1e-4), "t(0.975, 19), of printed tables"
+    assert noise_of(Difference(1.0, None)) is None
 
 
 def test_what_knows_the_future_is_never_the_one_to_take() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import kvsim
 from kvsim.cli import main
-from kvsim.core.request import Request
+from kvsim.core.request import Request, Reset
 from kvsim.plans.arguments import Arguments
 from kvsim.plans.from_python import plan_for
 from kvsim.plans.plan import Plan
@@ -161,6 +161,14 @@ def test_the_command_trains_tests_and_says_how_to_use_it(tmp_path: Path, capsys:
 def test_where_belady_is_no_bound_it_is_left_out_of_the_test(trace: Trace, rules: list[str], tmp_path: Path) -> None:
     plan = plan_for("replay", trace, Arguments([*rules, "tiers.gpu.capacity=6000pages", f"output={tmp_path / 'model'}"], {}))
     tested = train(plan, trace, replace(QUICK, rounds=1, epochs=1, decisions=200), None)["tested"]
+    assert [one["policy"] for one in tested] == ["lru", "learned"]
+
+
+def test_a_trace_with_resets_is_tested_without_belady(trace: Trace, tmp_path: Path) -> None:
+    at = len(trace.requests) // 3
+    requests = [replace(one, resets=(Reset("drain", one.arrival_s),) if one.index == at else ()) for one in trace.requests]
+    own = replace(trace, requests=requests)
+    tested = train(plan_of(own, tmp_path / "model"), own, replace(QUICK, rounds=1, epochs=1, decisions=200), None)["tested"]
     assert [one["policy"] for one in tested] == ["lru", "learned"]
 
 
