@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvsim.core.subclassing import mypyc_attr
+from kvsim.core.tree import Node
 from kvsim.numbers import Whole, check_settings
 from kvsim.pages.extents import Extent
 from kvsim.policies.context import PolicyContext
@@ -34,6 +35,14 @@ class MultiQueue(QueueEviction):
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
         self.ghost_pages = self.ghost * self.capacity_pages
+        self._oldest = 0
+        """No leaf above queue 0 has a lower place."""
+
+    def on_evictable(self, node: Node) -> None:
+        super().on_evictable(node)
+        place = self.mark(node).place
+        if place < self._oldest:
+            self._oldest = place
 
     def advance(self, pages: int) -> None:
         """Advance the clock. Places are times in pages times the number of queues, plus 1 per queue sunk: no two are equal."""
@@ -53,6 +62,12 @@ class MultiQueue(QueueEviction):
         self.ghosts.append(extents, value=mark.value)
 
     def choose(self) -> tuple[int, float] | None:
+        if self._oldest < self.clock - self.life_time * self.queues:
+            self._expire()
+        return self.first_of(0)
+
+    def _expire(self) -> None:
+        """Move leaves that were not used for a life time to lower queues."""
         life_time, heaps = self.life_time * self.queues, self.heaps
         expired = self.clock - life_time
         for queue in range(self.queues - 1, 0, -1):
@@ -62,4 +77,4 @@ class MultiQueue(QueueEviction):
                 if mark.place >= expired:
                     break
                 self.move(leaf, Mark(queue - 1, mark.place + life_time + 1, mark.value))
-        return self.first_of(0)
+        self._oldest = min([heap[0][0] for heap in heaps[1:] if heap], default=self.clock)

@@ -14,7 +14,7 @@ from kvsim.numbers import Real, check_settings
 from kvsim.pages.extent_order import ExtentOrder
 from kvsim.pages.extents import Extent, last_pages
 from kvsim.policies.context import PolicyContext
-from kvsim.policies.eviction.base import EvictionPolicy
+from kvsim.policies.eviction.base import SteppingEviction
 
 
 class Mark:
@@ -58,7 +58,7 @@ def check_multiples(settings: object, *names: str) -> None:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class QueueEviction(EvictionPolicy):
+class QueueEviction(SteppingEviction):
     """Keeps each page of a tier in one of several queues. The result does not depend on how paths are cut into nodes.
 
     mark     usually shared by all pages of a node. If a ghost list knew only some of them, the node has several parts, and is
@@ -319,12 +319,18 @@ class QueueEviction(EvictionPolicy):
 
     def victims(self, now: float) -> Iterator[Node]:
         self.begin_pass()
-        while (chosen := self.choose()) is not None:
-            queue, most = chosen
-            node: Node = heappop(self.heaps[queue])[4]
-            self._limit(node, most)
-            self._offered = node
-            yield node
+        return super().victims(now)
+
+    def next_victim(self) -> Node | None:
+        chosen = self.choose()
+        if chosen is None:
+            return None
+        queue, most = chosen
+        entry: tuple[Any, ...] = heappop(self.heaps[queue])
+        node: Node = entry[4]
+        self._limit(node, most)
+        self._offered = node
+        return node
 
     def begin_pass(self) -> None:
         """Called before victims are chosen."""

@@ -18,7 +18,7 @@ def test_an_idle_page_sinks() -> None:
 def test_uses_are_remembered() -> None:
     policy = MultiQueue()
     cache = filled(policy, *"aaba", gpu=1)
-    assert policy.mark(cache.node("a"))[2] == 3
+    assert policy.mark(cache.node("a")).value == 3
     assert policy.sizes[:2] == [0, 1]
 
 
@@ -32,6 +32,6 @@ def test_ghosts_are_bounded() -> None:
     cache = filled(policy, *"abcdefghij", gpu=2)
     assert policy.ghosts.pages <= 6 + 1
     cache.use("e")
-    assert policy.mark(cache.node("e"))[2] == 1
+    assert policy.mark(cache.node("e")).value == 1
     cache.use("h")
-    assert policy.mark(cache.node("h"))[2] == 2
+    assert policy.mark(cache.node("h")).value == 2

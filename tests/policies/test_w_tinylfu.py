@@ -26,13 +26,13 @@ def test_protected_pages_leave_last_and_have_a_share() -> None:
 def test_counts_are_halved_as_time_goes_by() -> None:
     policy = WTinyLFU(window=0.5)
     cache = filled(policy, *"aaaaaa", gpu=2)
-    assert policy.frequency(policy.mark(cache.node("a"))[2]) == 6
+    assert policy.frequency(policy.mark(cache.node("a")).value) == 6
     for _ in range(14):
         cache.use("b")
-    assert policy.frequency(policy.mark(cache.node("a"))[2]) == 3, "20 pages were requested, 10 times the tier's"
+    assert policy.frequency(policy.mark(cache.node("a")).value) == 3, "20 pages were requested, 10 times the tier's"
 
 
 def test_counts_end_at_15() -> None:
     policy = WTinyLFU()
     cache = filled(policy, *"aaaaaaaaaaaaaaaaaaaaaa", gpu=10)
-    assert policy.frequency(policy.mark(cache.node("a"))[2]) == 15
+    assert policy.frequency(policy.mark(cache.node("a")).value) == 15
