@@ -179,7 +179,7 @@ class SteppedNodes(ServedCache):
         """Evict until this many pages are free, as far as possible. Returns whether they are."""
         pool = self.gpu.pool
         if pool.free < pages:
-            missing = min(pages - pool.free, self.gpu.evictable_pages)
+            missing = min(pages, self.gpu.evictable_pages)
             if missing > 0:
                 self.nodes.evict(missing, self.residency.now)
         return pool.free >= pages
