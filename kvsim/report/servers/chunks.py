@@ -1,9 +1,9 @@
 """The steps of a server that computes prompts before answers, those that no client sees among them.
 
-SGLang, without mixed chunks (``managers/scheduler.py``, ``schedule_policy.py``). A step computes prompts or answers. One of prompts
-has so many tokens at most, in whole pages, and only the last prompt of it may go on: with the next step, as the first one there. So
-of the requests whose first tokens come from one step, all but the first were admitted to that step, and the first one to it or, if
-its prompt has more tokens than were left, to earlier ones. These send no token.
+SGLang, without mixed chunks (``managers/scheduler.py``, ``schedule_policy.py``). A step computes prompts or answers. One of
+prompts has so many tokens at most, in whole pages, and only the last prompt of it may go on: with the next step, as the first one
+there. So of the requests whose first tokens come from one step, all but the first were admitted to that step, and the first one
+to it or, if its prompt has more tokens than were left, to earlier ones. These send no token.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,13 @@ BURST_S = 0.003
 TO_SERVER_S = 0.002
 """How long a request is on its way to the server's queue at least, less the way of a token to the client."""
 
+LAUNCH_S = 0.005
+"""A server takes longer to form and launch a step of prompts."""
+
 
 class Prompts(NamedTuple):
-    """What is known of requests: when each was sent, how long it was in the queue from when the server took it, NaN if that is not
-    known, and how many tokens its prompt was computed for."""
+    """What is known of requests: when each was sent, how long it was in the queue from when the server took it (NaN: not known),
+    and how many tokens its prompt was computed for."""
 
     sent_s: Times
     queued_s: Times
@@ -41,7 +44,7 @@ class Pass(NamedTuple):
 
 
 def passes_of(groups: Sequence[Sequence[int]], prompts: Prompts, steps: Steps, chunk: int, page: int) -> list[Pass]:
-    """Return all steps. ``groups`` has, for each step that was seen, the requests whose first token it made, in the queue's order."""
+    """Return all steps. ``groups`` has, for each step that was seen, the requests whose first tokens it made, in their order."""
     making = _Making(prompts, steps.ahead, chunk, page)
     for place, group in enumerate(groups):
         following = groups[place + 1] if place + 1 < len(groups) else ()
@@ -103,16 +106,17 @@ class _Making:
 
         If nobody whom it admits had been sent by then, the server has looked for requests in vain, and again when it was idle.
         """
-        sent_s = self._prompts.sent_s[list(admitted)].tolist()
+        sent_s: list[float] = self._prompts.sent_s[list(admitted)].tolist()
         at_s = self._end_s(1 + self._ahead)
         if sent_s and min(sent_s) > at_s - TO_SERVER_S:
             at_s = self._end_s(1)
         return max([at_s, *sent_s])
 
     def _begins(self, request: int, others: Sequence[int], end_s: float) -> bool:
-        """Whether a request seems to be admitted to the next step, with these others, which ends then, and not to the one after it.
+        """Whether a request seems to be admitted to the next step, with these others, and not to the one after it.
 
-        It must have been sent, and the server has taken it some time after that, and says how long it was in the queue then.
+        It must have been sent, and the server has taken it some time after that, and says how long it was in the queue then. A
+        step may be formed late, but before the results of the one that runs are sent.
         """
         sent_s, queued_s = float(self._prompts.sent_s[request]), float(self._prompts.queued_s[request])
         this_s = self._formed(others)
@@ -120,10 +124,14 @@ class _Making:
         if sent_s > this_s - TO_SERVER_S and not is_burst:
             return False
         left_s = sent_s + queued_s
-        if self._is_told(1 + self._ahead):
-            return not left_s > this_s + TO_SERVER_S
         next_s = max(self._end_s(self._ahead), this_s) if self._ahead else end_s
+        if self._is_told(1 + self._ahead) and left_s > this_s + TO_SERVER_S:
+            return self._taken_s(sent_s) + queued_s < next_s - LAUNCH_S
         return not left_s - this_s > next_s - left_s
+
+    def _taken_s(self, sent_s: float) -> float:
+        """Return when the server took a request that was sent then: when it formed the next step."""
+        return next((one.formed_s for one in self.made if one.formed_s >= sent_s + TO_SERVER_S), float("inf"))
 
     def _is_told(self, before: int) -> bool:
         """Whether the step that is so many before the next one sent tokens, so that its end is known."""
