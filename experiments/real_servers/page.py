@@ -56,14 +56,20 @@ SGLANG_TEXT = """\
 What is claimed of SGLang was written down after a look at the first two runs with 1x; what is claimed of vLLM are figures that
 other simulators have published. SGLang 0.5.15 played conversations with two pools. Its flags: Triton's attention, PyTorch's
 sampling, pages of 16 tokens, chunks of 8,192, first come first served, the overlapping loop, no mixed chunks, LRU. With 0.7x, it
-has retracted one request in each run; in its order, requests are replayed as if it had not.
+has retracted one request in each run: its answer pauses for 32 s, since it goes to the end of the queue.
 
 **In its order.** SGLang takes requests into its queue only between steps, and says how long they were in the queue from then
-on. A prompt can be found when its first token has been sent, and a chunk of one already when the next step is formed. Steps
-that compute nothing but a chunk of a long prompt send no token, so a client does not see them. The requests that differ in
-the first two runs with 1x find another part of a prompt whose chunks are being computed. By the server's log, each of the 75
-steps with prompts of the first run has as many prompt tokens and cached ones as kvsim's rules give it. Why others differ with
-0.7x is not known.
+on. Steps that compute nothing but a chunk of a long prompt send no token, so a client does not see them; they follow from how
+many tokens each prompt was computed for, since only one prompt at a time is computed in several steps. By the server's log, each
+step with prompts of the first run with 0.7x, and of the third one with 1x, has as many prompts, new tokens and cached ones as
+kvsim's replay gives it. 0.5.15 differs from 0.5.23 (`rules.version`): without room for a step it evicts as much as that needs in
+all, it does not look up waiting requests to keep their prompts, and a request decodes once more while its last token is computed.
+With 1x, simulated evictions are 277,136 tokens, as the server's counter says.
+
+**Simulated.** With 0.7x, four requests find other cached tokens. One is looked up after a prompt that the server, slower in its
+first second, was still computing: 4,720 tokens more. One is admitted half a second earlier, and finds 13,312 tokens that the
+server had evicted by then. One finds the 1,024 tokens that were lost with the retraction; the simulation retracts none, because
+other requests run when memory is short. One finds 512 fewer.
 
 **Times.** Triton's attention over cached context (`extend_attention.py`) starts as many blocks of queries for each prompt of
 a step as the longest of them has, and none ends early: with a chunk of 648 tokens after 25,600 cached ones beside one of

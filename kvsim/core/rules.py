@@ -189,6 +189,10 @@ class Rules:
         """
         return None
 
+    def observed(self, setup: CacheSetup) -> Server | None:
+        """Return the same for requests as a real engine admitted them; the server of replays if that has all moments."""
+        return self.server(setup)
+
     def cache(self, setup: CacheSetup) -> ServedCache | None:
         """Return an empty cache from which an engine in time serves requests by these rules; None for kvsim's own cache.
 

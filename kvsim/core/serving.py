@@ -375,6 +375,12 @@ class Server(Reported):
     free only when the step in flight has ended."""
     loads_first: bool = False
     """Whether a request that loads pages waits for them, while others behind it are admitted."""
+    takes_by_step: bool = False
+    """Whether the tokens of answers take memory when a step of them is formed (``decode``), not page by page (``grow``)."""
+    decodes_past_end: bool = False
+    """Whether a request whose last token is being computed takes part in the next step of answers."""
+    tries_waiting: bool = False
+    """Whether the first one of the queue is looked up in vain in the first step after a request has ended."""
 
     @abstractmethod
     def serve(self, request: Request, pages: int, now: float) -> Any:
@@ -430,6 +436,13 @@ class Server(Reported):
         """Give a request that has begun so many pages in all. Returns False, with nothing changed, if there is no room.
 
         A hook of servers that take pages for answers as these grow. All tokens of the first ``full_pages`` pages are known.
+        """
+        return True
+
+    def decode(self, lease: Any, tokens: int) -> bool:
+        """Take note that a step is formed which computes an answer, so that the request has so many tokens with memory.
+
+        A hook of servers with ``takes_by_step``. Returns False, with nothing changed, if there is no room.
         """
         return True
 

@@ -1,17 +1,16 @@
 """Replay of requests in the order in which a real engine admitted them, with the overlaps that they had there."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from time import perf_counter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kvsim.core.request import Request
 from kvsim.core.serving import NEVER_FITS, Hits, Server
 from kvsim.engine.outcome import Outcome, tier_names
+from kvsim.replaying.moments import Moments
 from kvsim.replaying.replay import Replay, Rows
 from kvsim.replaying.settings import ReplaySettings
 
@@ -21,27 +20,6 @@ SAME_STEP_S = 0.003
 """Tokens of a step reach clients within this time, and steps take longer."""
 Event = tuple[float, int, int, int, int]
 """Time, what happens, the request, how often it had been preempted when that was noted, and a number of tokens or pages."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Moments:
-    """When things happened to each request, in seconds. A request that has no time of admission is not played."""
-
-    admitted_s: npt.NDArray[np.float64]
-    tokens_s: Sequence[npt.NDArray[np.float64]]
-    """When each token of its answer was there; with the first one, its prompt is computed, and with the last one, it ends."""
-    pauses_s: Mapping[int, Sequence[tuple[float, float]]] = field(default_factory=dict)
-    """From when to when requests that were preempted had given their pages back, as far as that has been seen."""
-    brief_s: Mapping[int, Sequence[tuple[float, float]]] = field(default_factory=dict)
-    """The same of requests that have missed one step alone, together with one of those; perhaps they were preempted."""
-    preemptions: int = 0
-    """How often requests were preempted in all."""
-    formed_s: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    """When the engine formed its steps, as far as that has been seen."""
-    steps_ahead: int = 0
-    """Steps that run while one is formed."""
-    joined_s: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    """When each request joined a queue that is served first come, first served, as far as that is known."""
 
 
 class ObservedReplay(Replay):
@@ -97,15 +75,19 @@ class ObservedReplay(Replay):
         """Leases of requests that have been looked up, and are not admitted yet."""
         self._asking: list[int] = []
         """Requests that ask again."""
+        self._takes_by_step = self.server.takes_by_step and len(moments.formed_s) > 0
+        """Whether steps were seen, and the server takes memory by them."""
         self._admits = True
         """Whether requests may be admitted to the step that is being formed."""
-        self._line = self._in_line() if self.server.loads_first else []
+        self._may_try, self._has_formed = True, False
+        """Whether the first one in line may be admitted, since another has ended, and whether a step is formed now."""
+        self._line = self._in_line() if self.server.loads_first or self.server.tries_waiting else []
         """Requests that have not been looked up, the next one last."""
         self._events: list[Event] = []
         for number, at_s in enumerate(moments.admitted_s.tolist()):
             if at_s == at_s:
                 self._note(at_s, ADMITTED, number)
-        for number, at_s in self._looked_up_s():
+        for number, at_s in self._looked_up_s() if self.server.loads_first else ():
             self._note(at_s, LOOKED_UP, number)
         self._pauses_s = _merged(moments.pauses_s, moments.brief_s if self.server.preempts_all else {})
         for number, pauses_s in self._pauses_s.items():
@@ -125,6 +107,7 @@ class ObservedReplay(Replay):
     def _end_pass(self) -> None:
         """All that happens at a time has happened."""
         self._look_up_waiting()
+        self._has_formed = False
         self.server.end_pass(is_step=len(self._moments.formed_s) > 0)
 
     def _note(self, at_s: float, what: int, number: int, amount: int = 0) -> None:
@@ -201,6 +184,9 @@ class ObservedReplay(Replay):
 
         If one that has loaded its pages is not admitted, there is no room for the rest of it, and nobody behind it is looked up.
         """
+        if self.server.tries_waiting:
+            self._try_first()
+            return
         if not self._admits or self._budget <= 0 or not all(self.server.is_loading(lease) for lease in self._loading.values()):
             return
         for number in self._asking.copy():
@@ -211,6 +197,14 @@ class ObservedReplay(Replay):
             first = self._line[-1]
             if self._moments.joined_s[first] < self.now_s < self._moments.admitted_s[first]:
                 self.server.look_up_waiting(self._requests[first], self._requests[first].prompt_tokens)
+
+    def _try_first(self) -> None:
+        """Look up the first request in line, which finds no room, in the first step that has room for it since one has ended."""
+        if not self._may_try or not self._has_formed or self._budget <= 0 or not self._line:
+            return
+        first, joined_s, admitted_s = self._line[-1], self._moments.joined_s, self._moments.admitted_s
+        if joined_s[first] < self.now_s < admitted_s[first]:
+            self._may_try = not self.server.look_up_waiting(self._requests[first], self._requests[first].prompt_tokens)
 
     # --- admission -----------------------------------------------------------------------------------------------------------
 
@@ -270,9 +264,10 @@ class ObservedReplay(Replay):
                 self._note(now + (next_s - now) * (end - done) / (known - done), COMPUTED, number, end)
         self._note(next_s, COMPUTED, number, known)
         first = -(-known // page_tokens) * page_tokens
-        for position in range(first, prompt + len(tokens_s) - 1, page_tokens):
-            at_s = max(now, float(tokens_s[position - prompt]))
-            self._note(at_s, GROWN, number, position // page_tokens + 1)
+        if not self._takes_by_step:
+            for position in range(first, prompt + len(tokens_s) - 1, page_tokens):
+                at_s = max(now, float(tokens_s[position - prompt]))
+                self._note(at_s, GROWN, number, position // page_tokens + 1)
         self._note(max(now, float(tokens_s[-1])), ENDED, number)
 
     # --- what running requests do --------------------------------------------------------------------------------------------
@@ -287,7 +282,7 @@ class ObservedReplay(Replay):
 
         Unless one is preempted, those that wait are admitted again.
         """
-        self._budget, waiting, self._admits = self.chunk_tokens, len(self._waiting), True
+        self._budget, waiting, self._admits, self._has_formed = self.chunk_tokens, len(self._waiting), True, True
         for number in list(self._running):
             if number in self._running:
                 if self._computed[number] < self._known[number]:
@@ -302,12 +297,17 @@ class ObservedReplay(Replay):
     def _decode(self, number: int) -> None:
         """Take the page for the next token of an answer that a step computes, if any is left."""
         tokens_s = self._moments.tokens_s[number]
-        tokens = int(np.searchsorted(tokens_s, self.now_s, side="right")) + self._moments.steps_ahead
-        if 0 < tokens < len(tokens_s):
-            self._budget -= self.server.step_tokens(1, is_answer=True)
-            request, ahead = self._requests[number], self._moments.steps_ahead
-            pages = request.pages_for(request.prompt_tokens + tokens, self.server.page_tokens)
-            self._grow(number, pages, pages - 1 - ahead)
+        request, ahead = self._requests[number], self._moments.steps_ahead
+        tokens = int(np.searchsorted(tokens_s, self.now_s, side="right")) + ahead
+        if not 0 < tokens < len(tokens_s) + (self._takes_by_step and self.server.decodes_past_end):
+            return
+        self._budget -= self.server.step_tokens(1, is_answer=True)
+        if self._takes_by_step:
+            while not self.server.decode(self._running[number], request.prompt_tokens + tokens) and self._find_room(number):
+                pass
+            return
+        pages = request.pages_for(request.prompt_tokens + tokens, self.server.page_tokens)
+        self._grow(number, pages, pages - 1 - ahead)
 
     def _begin_chunk(self, number: int) -> None:
         """Begin the next chunk of a request, unless the step is full, or it is preempted for lack of room."""
@@ -382,6 +382,7 @@ class ObservedReplay(Replay):
         del self._running[number], self._computed[number], self._known[number], self._chunk_ends[number]
         self._results.discard(number)
         self._preemptions[number] += 1
+        self._may_try = True
         if again_s is not None:
             self._paused.insert(0, number)
             self._note(again_s, RESUMED, number)
@@ -411,6 +412,7 @@ class ObservedReplay(Replay):
         if number in self._running:
             del self._computed[number], self._known[number], self._chunk_ends[number]
             self.server.finish_request(self._running.pop(number))
+            self._may_try = True
 
 
 def _merged(

@@ -21,7 +21,8 @@ class PassingServer(Server):
         self.server = server
         self.tiers, self.counts, self.page_tokens = server.tiers, server.counts, server.page_tokens
         self.counts_last_admission, self.loads_first = server.counts_last_admission, server.loads_first
-        self.preempts_all = server.preempts_all
+        self.preempts_all, self.takes_by_step = server.preempts_all, server.takes_by_step
+        self.decodes_past_end, self.tries_waiting = server.decodes_past_end, server.tries_waiting
 
     @property
     def tree(self) -> RadixTree:
@@ -53,6 +54,9 @@ class PassingServer(Server):
 
     def grow(self, lease: Any, pages: int, full_pages: int) -> bool:
         return self.server.grow(lease, pages, full_pages)
+
+    def decode(self, lease: Any, tokens: int) -> bool:
+        return self.server.decode(lease, tokens)
 
     def step_tokens(self, tokens: int, *, is_answer: bool) -> int:
         return self.server.step_tokens(tokens, is_answer=is_answer)

@@ -6,7 +6,8 @@ from kvsim.core.request import Request
 from kvsim.engine.outcome import Outcome
 from kvsim.plans.plan import Plan
 from kvsim.plans.policy_errors import policies_named
-from kvsim.replaying.observed import Moments, ObservedReplay
+from kvsim.replaying.moments import Moments
+from kvsim.replaying.observed import ObservedReplay
 from kvsim.run.assembly import build_setup, build_tiers
 from kvsim.run.play import build_server, check_answers, with_known_answers
 from kvsim.run.unchanged import recount, requests_unchanged
@@ -27,5 +28,5 @@ def open_observed(plan: Plan, requests: Sequence[Request]) -> ObservedReplay:
     plan = with_known_answers(plan.with_own_policies(), requests)
     check_answers(plan, requests)
     graph = build_tiers(plan, requests)
-    server = build_server(plan, build_setup(plan, graph, requests), requests, None)
+    server = build_server(plan, build_setup(plan, graph, requests), requests, None, is_observed=True)
     return ObservedReplay(server, plan.replay, plan.engine.max_batch_tokens)

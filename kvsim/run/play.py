@@ -149,12 +149,17 @@ def has_samples(requests: Sequence[Request]) -> bool:
     return any(samples > 1 for samples in values_of(requests, "samples"))
 
 
-def build_server(plan: Plan, setup: CacheSetup, requests: Sequence[Request], log: EventLog | None) -> Server:
-    """Build the cache of the engine whose rules apply or, by kvsim's own rules, serve from that of a simulation."""
+def build_server(
+    plan: Plan, setup: CacheSetup, requests: Sequence[Request], log: EventLog | None, *, is_observed: bool = False
+) -> Server:
+    """Build the cache of the engine whose rules apply or, by kvsim's own rules, serve from that of a simulation.
+
+    ``is_observed``: for requests as a real engine admitted them.
+    """
     if plan.rules.engine:
         _check_requests(plan, requests, plan.replay)
     try:
-        server = plan.rules.server(setup)
+        server = plan.rules.observed(setup) if is_observed else plan.rules.server(setup)
     except ValueError as error:
         raise UsageError(f"rules: {error}") from error
     if server is not None:

@@ -60,8 +60,10 @@ class Engine:
     """The flags of what may be a CPU tier."""
     host_line: str = ""
     """What a user reads of a server that has one of them and does not say how large its tier is."""
-    until: Mapping[tuple[int, int], Mapping[str, str]] = field(default_factory=dict)
-    """Settings that play versions up to one (major, minor), which did something otherwise than the preset."""
+    until: Mapping[tuple[int, ...], Mapping[str, str]] = field(default_factory=dict)
+    """Settings that play versions up to one (major, minor and perhaps patch), which did something otherwise than the preset."""
+    until_on_gpu: Mapping[tuple[int, ...], Mapping[str, str]] = field(default_factory=dict)
+    """The same of servers without a CPU tier."""
 
 
 def _is_set(value: Any) -> bool:
@@ -176,6 +178,7 @@ ENGINES: Mapping[str, Engine] = {
                 "the server speculates ({value}), the simulation does not",
             ),
         ),
+        until_on_gpu={(0, 5, 15): {"rules.version": "0.5.15"}},
         host_flags=("enable_hierarchical_cache",),
         host_line=(
             "the server has a hierarchical cache and does not say how large its host memory is: set preset=sglang_hicache and "
@@ -218,13 +221,14 @@ def overrides_of(facts: ServerFacts, overrides: Sequence[str]) -> tuple[list[str
     return [f"{key}={value}" for key, value in wanted.items() if not given(keys, key)], notes
 
 
-def _of_version(engine: Engine, facts: ServerFacts) -> dict[str, str]:
+def _of_version(engine: Engine, facts: ServerFacts, *, has_host: bool) -> dict[str, str]:
     """Return the settings that play a server's version; none if it does not say."""
-    version = re.match(r"(\d+)\.(\d+)", facts.version or "")
+    version = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", facts.version or "")
     if version is None:
         return {}
-    number = int(version[1]), int(version[2])
-    return {key: value for last, settings in engine.until.items() if number <= last for key, value in settings.items()}
+    number = tuple(int(part or 0) for part in version.groups())
+    rows = engine.until if has_host else {**engine.until, **engine.until_on_gpu}
+    return {key: value for last, settings in rows.items() if number[: len(last)] <= last for key, value in settings.items()}
 
 
 def _not_simulated(engine: Engine, facts: ServerFacts, preset: str, keys: set[str]) -> list[str]:
@@ -259,10 +263,11 @@ def _host_capacity(engine: Engine | None, facts: ServerFacts) -> str | None:
 def _of_flags(engine: Engine, facts: ServerFacts, preset: str | None, keys: set[str]) -> dict[str, str]:
     """Return the settings for the server's version and flags: those of rules only if the rules are the engine's, those of
     placement only with a CPU tier."""
-    told = _of_version(engine, facts)
+    has_host = _has_host(engine, facts, keys)
+    told = _of_version(engine, facts, has_host=has_host)
     for flag in engine.flags:
         text = flag.text(facts.settings[flag.name]) if flag.name in facts.settings else None
-        if text is not None and (flag.key != "placement" or _has_host(engine, facts, keys)):
+        if text is not None and (flag.key != "placement" or has_host):
             told[flag.key] = text
     is_own = (preset is None or preset.startswith(engine.preset)) and not given(keys, "rules")
     return {key: text for key, text in told.items() if is_own or not key.startswith("rules.")}

@@ -10,7 +10,7 @@ from kvsim.errors import UsageError
 from kvsim.kv_events.messages import EventBatch
 from kvsim.plans.plan import Plan
 from kvsim.plans.policy_errors import policies_named
-from kvsim.replaying.observed import Moments
+from kvsim.replaying.moments import Moments
 from kvsim.replaying.replay import Replay
 from kvsim.results.observed import NOT_TOLD, ObservedRun
 from kvsim.run.assembly import build_tiers

@@ -86,7 +86,10 @@ class SlowSGLang:
         ignore_eos: bool = False,
         max_prefill: int = 16384,
         caches_answers: bool = True,
+        is_old: bool = False,
     ) -> None:
+        """``is_old``: as in SGLang 0.5.15, otherwise as in 0.5.23."""
+        self.is_old = is_old
         self.formula, self.page, self.chunk, self.max_running = formula, page, chunk, max_running
         self.policy, self.overlap, self.mixed, self.ignore_eos = policy, overlap, mixed, ignore_eos
         self.max_prefill, self.caches_answers = max_prefill, caches_answers
@@ -170,8 +173,9 @@ class SlowSGLang:
     def make_room(self, tokens: int) -> None:
         if self.free >= tokens:
             return
+        goal = self.free + tokens if self.is_old else tokens
         leaves = [piece for piece in self.pieces() if not piece.locks and not piece.children]
-        while self.free < tokens and leaves:
+        while self.free < goal and leaves:
             leaf = min(leaves, key=lambda piece: piece.used)
             leaves.remove(leaf)
             self.free += len(leaf.key)
@@ -196,7 +200,7 @@ class SlowSGLang:
         self.keep(one, end)
         node, done = self.walk(one.ids[:end])
         assert done == end
-        if tokens > one.prompt:
+        if tokens > one.prompt and not self.is_old:
             self.walk(one.ids[: one.prompt])
         self.lock(node, 1)
         self.lock(one.node, -1)
@@ -216,10 +220,14 @@ class SlowSGLang:
     def finish(self, one: Prompt, now: float) -> None:
         """Rule 14."""
         one.is_finished, one.last_s = True, now
-        end = self.whole(one.prompt + one.known - 1 if self.caches_answers else one.prompt)
+        known = min(one.memory, one.prompt + one.known) if self.is_old else one.prompt + one.known - 1
+        end = self.whole(known if self.caches_answers else one.prompt)
         if end > one.kept:
             self.keep(one, end)
-        self.walk(one.ids[: one.prompt])
+        elif self.is_old:
+            self.walk(one.ids[:end])
+        if not self.is_old:
+            self.walk(one.ids[: one.prompt])
         self.let_go(one)
 
     # --- a pass -------------------------------------------------------------------------------------------------------
@@ -240,8 +248,12 @@ class SlowSGLang:
                 if not self.running:
                     self.is_full = False
                 self.running += joining
-        self.leave([one for one in self.running if one.is_finished])
+        if not self.is_old:
+            self.leave_finished()
         return self.form_prefill() or self.form_decode()
+
+    def leave_finished(self) -> None:
+        self.leave([one for one in self.running if one.is_finished])
 
     def leave(self, leaving: Sequence[Prompt]) -> None:
         if leaving:
@@ -290,10 +302,12 @@ class SlowSGLang:
                 if end == one.tokens:
                     self.chunked = None
                 charge(one, begin, end, end == one.tokens)
+        checks = not self.is_old
         for one in list(self.queue):
             has_memory = self.free + self.evictable() - promised > 0
-            if has_memory and (budget <= 0 or rest is not None and rest <= 0):
+            if checks and has_memory and (budget <= 0 or rest is not None and rest <= 0):
                 break
+            checks = True
             if self.is_crowded(len(plan)):
                 self.is_full = True
             if self.is_full:
@@ -337,6 +351,8 @@ class SlowSGLang:
         assert self.free >= 0
         decode: list[tuple[Prompt, int]] = []
         if self.mixed and self.running:
+            if self.is_old:
+                self.leave_finished()
             self.leave_before_last()
             if self.running and self.has_decode_room(self.running):
                 decode = self.take_decode(self.running)
@@ -365,6 +381,8 @@ class SlowSGLang:
 
     def leave_before_last(self) -> bool:
         """Rule 20."""
+        if self.is_old:
+            return False
         leaving = [one for one in self.running if one.flying and one.known + one.flying >= one.declared]
         self.leave(leaving)
         return bool(leaving)
@@ -383,6 +401,8 @@ class SlowSGLang:
         return taken
 
     def form_decode(self) -> Step | None:
+        if self.is_old:
+            self.leave_finished()
         if not self.running:
             return None
         left = self.leave_before_last()
@@ -419,7 +439,7 @@ class SlowSGLang:
         if not self.queue:
             return
         if self.policy == "fcfs" or self.policy == "lpm" and len(self.queue) > 128:
-            if self.ordered % 32 == 0:
+            if self.ordered % 32 == 0 and not self.is_old:
                 for one in reversed(self.queue[:128]):
                     self.walk(one.ids[: one.tokens])
             self.ordered += 1
@@ -479,6 +499,8 @@ class SlowSGLang:
             while arriving and arriving[0].arrival_s <= now:
                 self.queue.append(arriving.pop(0))
             self.last = step = self.form()
+            if step is None and under_way is None and self.is_old and self.queue and not self.running:
+                self.last = step = self.form()  # the first time, those that had ended still counted as running
             launched = None
             if step is not None:
                 start = under_way[1] if under_way else now

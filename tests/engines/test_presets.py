@@ -108,7 +108,7 @@ def test_settings_of_the_rules_are_checked() -> None:
         (["rules.version=0.5.16"], "rules.version must be 0.5.23 or 0.5.15, not 0.5.16"),
         (["rules.version=0.5.15", "tiers.disk.capacity=1TiB"], "rules.version=0.5.15 has no disk tier: set tiers.disk"),
         (["rules.version=0.5.15", "rules.cache_output=true"], "rules.version=0.5.15 does not cache answers: set cache_output"),
-        (["rules.version=0.5.15", "tiers.cpu.capacity=0"], "rules.version has no effect without a CPU tier"),
+        (["rules.version=0.5.15", "tiers.cpu.capacity=0"], "rules.version has no effect on kvsim replay without a CPU tier"),
         (["rules.version=0.5.15", "replay.copy_steps=1"], "rules: replay.copy_steps has no effect on version=0.5.15"),
         (["rules.prefetch_counts=all", "tiers.disk.capacity=1TiB"], "rules.prefetch_counts must be stored or unmatched, not all"),
         (["rules.prefetch_counts=unmatched"], "rules.prefetch_counts has no effect without a disk tier"),

@@ -30,6 +30,7 @@ from kvsim.engines.sglang.rules import SGLangRules
 from kvsim.engines.sglang.schedule import NodeSchedule
 from kvsim.engines.sglang.stepped import SteppedNodes
 from kvsim.engines.sglang.steps import NodeStep
+from kvsim.engines.sglang.versions import LATEST, VERSIONS
 from kvsim.hardware.spec import HardwareSpec, LinearHardware
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
@@ -159,7 +160,7 @@ def serve(
     gpu = Tier("gpu", 0, SlotPool(capacity // page_tokens), eviction or LRU())
     known = {"requests": requests, "model": MODEL, "hardware": HardwareSpec(**HARDWARE), "empty_cache": empty_cache}
     gpu.eviction.bind(PolicyContext(tier=0, capacity_pages=capacity // page_tokens, page_tokens=page_tokens, **known))
-    cache = SteppedNodes(gpu, page_tokens, caches_answers=rules.cache_output is not False)
+    cache = SteppedNodes(gpu, page_tokens, caches_answers=rules.cache_output is not False, version=VERSIONS[rules.version])
     substrate = SimulatedSubstrate(MODEL, FORMULA, page_tokens, links="fifo")
     spies: list[Spy] = []
     make = rules.scheduler()
@@ -237,7 +238,7 @@ def draw(random: Random) -> list[Line]:
 @pytest.mark.parametrize("seed", range(EXAMPLES // 2))
 def test_the_schedule_is_that_of_the_slow_model(tmp_path: Path, seed: int, loop: str, policy: str):
     random = Random(seed)
-    for _ in range(3):
+    for version in (*VERSIONS, LATEST):
         lines = draw(random)
         page_tokens = random.choice([1, 1, 2, 16, 32])
         declared = random.choice([None, None, 60])
@@ -259,6 +260,7 @@ def test_the_schedule_is_that_of_the_slow_model(tmp_path: Path, seed: int, loop:
             max_running=most,
             policy=policy,
             overlap=loop == "overlap",
+            is_old=version == "0.5.15",
             **settings,
         )
         found = model.run(prompts_of(lines, BLOCK_TOKENS, declared))
@@ -271,6 +273,7 @@ def test_the_schedule_is_that_of_the_slow_model(tmp_path: Path, seed: int, loop:
             max_prefill_tokens=settings["max_prefill"],
             declared_output_tokens=declared,
             cache_output=True,
+            version=version,
         )
         requests = requests_of(lines, tmp_path, BLOCK_TOKENS, page_tokens)
         rows, steps = serve(requests, capacity, page_tokens, rules, scheduling=SCHEDULING[policy](), chunk=chunk, most=most)

@@ -8,7 +8,7 @@ import pytest
 from kvsim.core.request import Request
 from kvsim.engine.outcome import Outcome
 from kvsim.plans.plan import Plan
-from kvsim.replaying.observed import Moments
+from kvsim.replaying.moments import Moments
 from kvsim.report.servers.seen import as_observed, moments_of
 from kvsim.results.observed import ObservedRun
 from kvsim.run.execute import load_trace

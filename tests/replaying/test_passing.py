@@ -14,7 +14,7 @@ from kvsim.core.serving import Server
 from kvsim.core.tree import RadixTree
 from kvsim.engine.event_log import EventLog
 from kvsim.replaying.logged_server import LoggedServer
-from kvsim.replaying.observed import Moments
+from kvsim.replaying.moments import Moments
 from kvsim.replaying.samples import SampleServer
 from kvsim.replaying.server import PassingServer
 from kvsim.replaying.steps import SteppedServer
@@ -23,6 +23,7 @@ from tests.replaying.test_preempted import engine, request
 
 ANSWERS: dict[str, Any] = {
     "serve": "a lease", "finish_request": None, "begin": "another lease", "begin_chunk": False, "end_chunk": None, "grow": False,
+    "decode": False,
     "step_tokens": 16, "preempt": True, "reset": None, "prefetched": {"prefetches": 3}, "verify": None,
     "describe_checkpoints": {"states": 2}, "pages_known": {1: 5}, "held_pages": (7, 6), "held_extents": [(8, 9)],
     "end_pass": None, "look_up_waiting": False, "is_loading": True,
@@ -45,6 +46,7 @@ def told_server() -> tuple[Any, list[tuple[Any, ...]]]:
     told = type("Told", (Server,), {name: answer(name) for name in METHODS} | {"tree": RadixTree(1)})()
     told.tiers, told.page_tokens, told.counts = [], 4, SimpleNamespace()
     told.counts_last_admission = told.loads_first = told.preempts_all = True
+    told.takes_by_step = told.decodes_past_end = told.tries_waiting = True
     return told, calls
 
 
@@ -65,7 +67,8 @@ def test_what_is_no_method_is_that_of_the_other_server() -> None:
     passing = PassingServer(told)
     names = [name for name, _ in inspect.getmembers(Server) if not name.startswith("_") and name not in METHODS]
     assert {*names, *Server.__annotations__} - {"tiers", "page_tokens"} == {
-        "tree", "counts", "counts_last_admission", "loads_first", "preempts_all",
+        "tree", "counts", "counts_last_admission", "loads_first", "preempts_all", "takes_by_step", "decodes_past_end",
+        "tries_waiting",
     }  # fmt: skip
     for name in (*names, "counts", "tiers", "page_tokens"):
         assert getattr(passing, name) is getattr(told, name), name

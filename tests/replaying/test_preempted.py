@@ -11,7 +11,7 @@ from kvsim.core.request import Request
 from kvsim.engines.vllm.rules import VLLMRules
 from kvsim.plans.plan import Plan
 from kvsim.replaying import observed
-from kvsim.replaying.observed import Moments
+from kvsim.replaying.moments import Moments
 from kvsim.report.servers.measures import preemptions
 from kvsim.report.servers.seen import as_observed, moments_of
 from kvsim.results.observed_file import read_observed
@@ -98,7 +98,7 @@ def test_what_a_request_has_found_counts_until_its_first_token_in_vllm_0_25() ->
 
 def test_an_engine_that_does_not_preempt_keeps_the_pages() -> None:
     asked = (request(0, [0, 1], output_tokens=3), 0.0, [1.0, 2.0, 9.0])
-    played = Played(engine(6, preset="sglang"), [asked], pauses_s={0: [(2.0, 8.0)]}, preemptions=1)
+    played = Played(engine(6, preset="lightllm"), [asked], pauses_s={0: [(2.0, 8.0)]}, preemptions=1)
     assert played.held[2.0] == played.held[1.0] > 0
 
 

@@ -71,6 +71,14 @@ def test_the_version_of_a_server_is_played(version: str | None, line: str) -> No
     assert not any(one.startswith("rules") for one in other)
 
 
+@pytest.mark.parametrize(("version", "is_told"), [("0.5.15", True), ("0.4", True), ("0.5.16", False), ("0.5.23.post1", False)])
+def test_the_version_of_an_sglang_without_host_memory_is_played(version: str, is_told: bool) -> None:
+    found, _ = overrides_of(facts("sglang", SGLANG, version=version), [])
+    assert ("rules.version=0.5.15" in found) == is_told
+    hosted, _ = overrides_of(facts("sglang", SGLANG, version=version, host_capacity_tokens=9000), [])
+    assert not any(line.startswith("rules.version") for line in hosted)
+
+
 def test_an_unknown_server_has_no_preset() -> None:
     assert overrides_of(ServerFacts(engine="openai"), []) == ([], [])
 

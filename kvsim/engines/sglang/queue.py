@@ -86,7 +86,7 @@ class NodeQueue(JobQueue):
             self._jobs = self._by_depth()
         elif self._sorts_by_prefix and len(jobs) <= MOST_SORTED:
             self._sort_by_prefix()
-        elif self._cache.gpu.eviction.orders_by_last_use():
+        elif self._cache.differs.refreshes_waiting and self._cache.gpu.eviction.orders_by_last_use():
             if self._rounds % REFRESH_ROUNDS == 0:
                 for job in reversed(jobs[:REFRESHED]):
                     self._cache.find(job.request, job.target_tokens)

@@ -12,12 +12,14 @@ from kvsim.engine.schedule import LOOPS, Parts
 from kvsim.engines.sglang.budget import PassSettings
 from kvsim.engines.sglang.hosted_nodes import HostedNodeCache
 from kvsim.engines.sglang.hosted_steps import HostedSteps
+from kvsim.engines.sglang.observed_nodes import ObservedNodes
 from kvsim.engines.sglang.queue import check_policy
 from kvsim.engines.sglang.schedule import NodeSchedule
 from kvsim.engines.sglang.stateful_nodes import StatefulNodeCache
 from kvsim.engines.sglang.stepped import SteppedNodes
 from kvsim.engines.sglang.stored_steps import StoredSteps
 from kvsim.engines.sglang.unified_nodes import UnifiedNodeCache
+from kvsim.engines.sglang.versions import LATEST, VERSIONS
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
 from kvsim.errors import IdleSetting, UsageError
 from kvsim.hardware.tier_kinds import kind_of
@@ -33,7 +35,6 @@ OF_SCHEDULE = (
     "declared_output_tokens",
 )
 OTHER = "choose write_through, write_through_selective or write_back, or set rules=default"
-VERSIONS = ("0.5.23", "0.5.15")
 _IN_TIME = (["gpu"], ["gpu", "cpu"], ["gpu", "cpu", "disk"])
 """Tiers that a simulation covers."""
 PREFETCH_COUNTS = ("stored", "unmatched")
@@ -47,7 +48,7 @@ class SGLangRules(Rules):
                         in ``kvsim simulate`` also its scheduler (``NodeSchedule``)
     GPU, CPU and disk   UnifiedRadixCache (0.5.23), as ``UnifiedNodeCache``; the disk tier stands for SGLang's storage. In
                         ``kvsim simulate`` with its scheduler, as ``HostedSteps`` and, with a disk tier, ``StoredSteps``
-    version=0.5.15      GPU and CPU: HiRadixCache, as ``HostedNodeCache``
+    version=0.5.15      GPU and CPU: HiRadixCache, as ``HostedNodeCache``; GPU only, in ``kvsim simulate``: see ``versions.py``
 
     Simulations by version 0.5.15 with a CPU tier use kvsim's own rules with the same settings, as does ``kvsim validate``.
     """
@@ -63,8 +64,8 @@ class SGLangRules(Rules):
     asks_prefetch: ClassVar[bool] = True
     has_bigram_keys: ClassVar[bool] = True
 
-    version: str = VERSIONS[0]
-    """The version of SGLang whose hierarchical cache is played."""
+    version: str = LATEST
+    """The version of SGLang whose hierarchical cache is played or, with memory on the GPU alone, whose schedule."""
 
     load_min_tokens: int = 10
     """Shortest hit in the CPU tier that is loaded to the GPU; a shorter one is recomputed."""
@@ -102,7 +103,7 @@ class SGLangRules(Rules):
         check_settings(self, Whole(1), "max_prefill_tokens")
         check_settings(self, Whole(1), "declared_output_tokens", or_null=True, hint="null declares the length of each answer")
         check_settings(self, Real(above=0), "schedule_conservativeness")
-        for name, known in (("version", VERSIONS), ("prefetch_counts", PREFETCH_COUNTS), ("loop", LOOPS)):
+        for name, known in (("version", tuple(VERSIONS)), ("prefetch_counts", PREFETCH_COUNTS), ("loop", LOOPS)):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} must be {' or '.join(known)}, not {value}")
         if self.mixed_chunk and not self.chunked_prefill:
@@ -113,17 +114,17 @@ class SGLangRules(Rules):
     @property
     def is_unified(self) -> bool:
         """Whether the cache is that of SGLang 0.5.23."""
-        return self.version == VERSIONS[0]
+        return self.version == LATEST
 
     @property
     def whose(self) -> str:
         return self.engine if self.is_unified else f"{self.engine} {self.version}"
 
     def can_cache_answers(self, command: str, tiers: Sequence[str]) -> bool:
-        return self.is_unified
+        return self.is_unified or "cpu" not in tiers
 
     def for_command(self, command: str, tiers: Sequence[str]) -> Rules:
-        return self if self.covers(command, tiers) else replace(self, version=VERSIONS[0])._own(command, tiers)
+        return self if self.covers(command, tiers) else replace(self, version=LATEST)._own(command, tiers)
 
     def covers(self, command: str, tiers: Sequence[str]) -> bool:
         if command not in IN_TIME:
@@ -132,22 +133,24 @@ class SGLangRules(Rules):
 
     def check(self, command: str, tiers: Sequence[str]) -> None:
         super().check(command, tiers)
-        for name, tier in (("load_min_tokens", "cpu"), ("version", "cpu"), ("prefetch_counts", "disk")):
+        for name, tier in (("load_min_tokens", "cpu"), ("prefetch_counts", "disk")):
             if tier not in tiers and getattr(self, name) != getattr(SGLangRules, name):
                 raise IdleSetting(name, f"without a {kind_of(tier).label} tier", f"set tiers.{tier}.capacity")
         if "disk" in tiers and "cpu" not in tiers:
             raise ValueError("SGLang's storage is read into host memory: set tiers.cpu.capacity")
         if not self.is_unified and "disk" in tiers:
-            raise ValueError(f"version={self.version} has no disk tier: set tiers.disk.capacity=0, or version={VERSIONS[0]}")
-        if not self.is_unified and self.cache_output:
-            raise ValueError(f"version={self.version} does not cache answers: set cache_output=false, or version={VERSIONS[0]}")
+            raise ValueError(f"version={self.version} has no disk tier: set tiers.disk.capacity=0, or version={LATEST}")
+        if not self.is_unified and self.cache_output and "cpu" in tiers:
+            raise ValueError(f"version={self.version} does not cache answers: set cache_output=false, or version={LATEST}")
         if command != "simulate":
-            self._check_replay(command)
+            self._check_replay(command, tiers)
         elif not self.recompute_last_token:
             raise ValueError(f"recompute_last_token=false is not supported by SGLang's schedule: set it to true, {OWN}")
 
-    def _check_replay(self, command: str) -> None:
+    def _check_replay(self, command: str, tiers: Sequence[str]) -> None:
         """Raise ValueError for settings that only a simulation has."""
+        if not self.is_unified and "cpu" not in tiers:
+            raise IdleSetting("version", f"on kvsim {command} without a {kind_of('cpu').label} tier", "set tiers.cpu.capacity")
         for field in fields(self):
             if field.name in OF_SCHEDULE and getattr(self, field.name) != field.default:
                 raise IdleSetting(field.name, f"on kvsim {command}, which has no schedule")
@@ -162,7 +165,7 @@ class SGLangRules(Rules):
     def cache(self, setup: CacheSetup) -> SteppedNodes:
         tiers, answers = setup.tiers, bool(self.cache_output)
         if not setup.edges:
-            return SteppedNodes(tiers[0], setup.page_tokens, caches_answers=answers)
+            return SteppedNodes(tiers[0], setup.page_tokens, caches_answers=answers, version=VERSIONS[self.version])
         if tiers[CPU].level != CPU:
             raise ValueError(f"an engine of SGLang has {_own_tiers(tiers)}, {OWN}")
         _check_placement(setup.edges[0])
@@ -212,6 +215,11 @@ class SGLangRules(Rules):
             load_min_tokens=self.load_min_tokens,
             counts_unmatched=self.prefetch_counts == "unmatched",
         )
+
+    def observed(self, setup: CacheSetup) -> Server:
+        if setup.edges:
+            return self.server(setup)
+        return ObservedNodes(self.cache(setup), looks_ahead=self.loop == "overlap", mixed_chunk=self.mixed_chunk)
 
     def _classic(self, setup: CacheSetup) -> HostedNodeCache:
         for name in ("prefill_chunk_tokens", "copy_steps"):

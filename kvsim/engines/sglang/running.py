@@ -42,7 +42,7 @@ class RunningBatch:
 
     def leave_before_last(self) -> bool:
         """Let those leave whose last token is being computed. Returns whether there are any."""
-        if not self.looks_ahead:
+        if not self.looks_ahead or self.cache.differs.decodes_past_end:
             return False
         answers = self.answers
         return self._keep(
@@ -63,15 +63,12 @@ class RunningBatch:
 
     def has_room(self, answers: list[Answer]) -> bool:
         """Make room for the pages that a decode step of these requests begins. Returns whether there is."""
-        if self.pool.free >= len(answers):
-            return True
-        return self.cache.make_room(sum([not lease.tokens % self.page_tokens for _, lease in answers]))
+        return self.cache.has_room([lease for _, lease in answers])
 
     def take_tokens(self) -> list[Answer]:
         """Take the memory of all requests' next tokens. Returns those that decode: all."""
         leases = [lease for _, lease in self.answers]
-        self.cache.make_room(len(leases))
-        self.cache.hold(leases, 1)
+        self.cache.take_tokens(leases)
         for lease in leases:
             lease.flying += 1
         return self.answers

@@ -1,4 +1,4 @@
-"""SGLang's scheduler (0.5.23), pass by pass: managers/scheduler.py, schedule_policy.py and schedule_batch.py."""
+"""SGLang's scheduler, pass by pass: managers/scheduler.py, schedule_policy.py and schedule_batch.py."""
 
 from typing import Any, cast
 
@@ -134,11 +134,15 @@ class NodeSchedule(Schedule):
                 super().abort(job)
         if self._last is not None and self._last.chunks:
             self.running.join(self._last)
+        if not self.cache.differs.leaves_late:
+            self._leave_ended()
+        if not self.running:
+            self.running.is_full = False
+
+    def _leave_ended(self) -> None:
         if self._has_ended:
             self._has_ended = False
             self.running.leave_ended()
-        if not self.running:
-            self.running.is_full = False
 
     @property
     def _available(self) -> int:
@@ -172,11 +176,8 @@ class NodeSchedule(Schedule):
         if not chunks:
             return None
         loads = self.copies.loads()
-        new_tokens = sum([chunk.end - chunk.begin for chunk in chunks])
-        pages = new_tokens if self.page_tokens == 1 else -(-new_tokens // self.page_tokens) + len(chunks)
-        self.cache.make_room(pages)
+        self.cache.take_chunks([(chunk.lease, chunk.end) for chunk in chunks])
         for chunk in chunks:
-            self.cache.hold((chunk.lease,), chunk.end - chunk.lease.tokens)
             chunk.job.computed = chunk.begin
             chunk.lease.flying += chunk.is_last
         return self._step(chunks, self._mix() if self.settings.mixed_chunk else [], loads)
@@ -203,10 +204,11 @@ class NodeSchedule(Schedule):
 
     def _admit(self, budget: PassBudget, chunks: list[Chunk]) -> None:
         """Try waiting requests in their order until one is not admitted. Those that wait for storage are passed over."""
-        cache = self.cache
+        cache, checks = self.cache, self.cache.differs.checks_budget_first
         for job in self.queue:
-            if budget.is_spent and self._available - budget.promised > 0:
+            if checks and budget.is_spent and self._available - budget.promised > 0:
                 break
+            checks = True
             if self.running.is_full or self._is_crowded(len(chunks)):
                 self.running.is_full = True
                 break
@@ -253,6 +255,7 @@ class NodeSchedule(Schedule):
 
     def _mix(self) -> list[Answer]:
         """Let the running requests decode beside prompts, if there is room for all of them."""
+        self._leave_ended()
         self.running.leave_before_last()
         if not self.running or not self.running.has_room(self.running.answers):
             return []
@@ -261,6 +264,7 @@ class NodeSchedule(Schedule):
         return taken
 
     def _form_decode(self) -> NodeStep | None:
+        self._leave_ended()
         has_left = self.running.leave_before_last()
         if not self.running:
             return None

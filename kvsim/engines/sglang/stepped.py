@@ -1,6 +1,6 @@
 """SGLang's radix cache as its scheduler calls it in time: look-ups, chunks, answers, retractions, finishes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import inf
 from typing import NamedTuple, cast
 
@@ -12,7 +12,9 @@ from kvsim.core.transfer import NO_TRANSFERS, Transfer
 from kvsim.core.tree import Node
 from kvsim.engine.queue import JobQueue
 from kvsim.engine.schedule import Parts
+from kvsim.engines.sglang.answers import pad
 from kvsim.engines.sglang.node_copies import NodeCopies
+from kvsim.engines.sglang.versions import LATEST, VERSIONS, Version
 from kvsim.engines.sglang.whole_nodes import WholeNodeCache
 from kvsim.pages.extents import Extent, join_extents, page_at, split_extents
 
@@ -50,21 +52,30 @@ class Found(NamedTuple):
 
 
 class SteppedNodes(ServedCache):
-    """The radix cache of SGLang 0.5.23 on one GPU tier, call by call. Its tree is that of a replay (``WholeNodeCache``).
+    """SGLang's radix cache on one GPU tier, call by call. Its tree is that of a replay (``WholeNodeCache``).
 
     match     looks up, which refreshes what it finds; cuts a node where the match ends
     admit     pins what was found; takes no pages
     hold      takes the pages of the next tokens, which are free
     store     enters the tokens so far into the tree, in whole pages: a copy of what is there already is given back, and the pin
               moves to the end of what was entered. An answer is a node of its own
-    finish    the same with the whole answer but its last token; then gives back everything
+    finish    the same with the whole answer but its last token, unless that has memory; then gives back everything
     release   gives back everything, without entering it
 
     Without ``caches_answers``, answers are left out.
     """
 
-    def __init__(self, gpu: Tier, page_tokens: int, *, caches_answers: bool, nodes: WholeNodeCache | None = None) -> None:
+    def __init__(
+        self,
+        gpu: Tier,
+        page_tokens: int,
+        *,
+        caches_answers: bool,
+        nodes: WholeNodeCache | None = None,
+        version: Version = VERSIONS[LATEST],
+    ) -> None:
         """``nodes`` has more tiers than the GPU; None: there are no others."""
+        self.differs = version
         self.takes_pages_late, self.pauses_after_retraction = False, True
         self.nodes = nodes or WholeNodeCache([gpu], page_tokens)
         self.residency = self.nodes.residency
@@ -105,9 +116,12 @@ class SteppedNodes(ServedCache):
     def _path(self, request: Request) -> tuple[Extent, ...]:
         """Return the pages of a request that can be entered into the tree."""
         answer = request.output_runs
-        if not answer or not self._caches_answers or request.prompt_pages * self.page_tokens > request.prompt_tokens:
+        if answer is None or not self._caches_answers or request.prompt_pages * self.page_tokens > request.prompt_tokens:
             return request.runs
-        return join_extents(request.runs, answer) if request.runs else answer
+        path = join_extents(request.runs, answer) if request.runs and answer else request.runs or answer
+        if self.differs.decodes_past_end:
+            return pad(path, request, (request.prompt_tokens + max(request.output_tokens, 1)) // self.page_tokens)
+        return path
 
     def _follow(self, request: Request, tokens: int) -> tuple[list[Node], tuple[Extent, ...]]:
         """Look up a request's first ``tokens`` tokens, in whole pages. Returns the nodes found, and the pages after them.
@@ -179,7 +193,7 @@ class SteppedNodes(ServedCache):
         """Evict until this many pages are free, as far as possible. Returns whether they are."""
         pool = self.gpu.pool
         if pool.free < pages:
-            missing = min(pages - pool.free, self.gpu.evictable_pages)
+            missing = min(pages if self.differs.evicts_in_full else pages - pool.free, self.gpu.evictable_pages)
             if missing > 0:
                 self.nodes.evict(missing, self.residency.now)
         return pool.free >= pages
@@ -193,6 +207,25 @@ class SteppedNodes(ServedCache):
             pages = (held + tokens - 1) // page_tokens - (held - 1) // page_tokens
             if pages:
                 lease.slots = pool.join(lease.slots, self.residency.take(self.gpu, pages))
+
+    def take_chunks(self, ends: Sequence[tuple[NodesLease, int]]) -> None:
+        """Let requests have memory for their tokens up to these ends, in one step. Room is made as if each began a page more."""
+        new_tokens = sum([end - lease.tokens for lease, end in ends])
+        page_tokens = self.page_tokens
+        self.make_room(new_tokens if page_tokens == 1 else -(-new_tokens // page_tokens) + len(ends))
+        for lease, end in ends:
+            self.hold((lease,), end - lease.tokens)
+
+    def has_room(self, leases: Sequence[NodesLease]) -> bool:
+        """Make room for the pages that a step begins with a token of each request. Returns whether there is."""
+        if self.gpu.pool.free >= len(leases):
+            return True
+        return self.make_room(sum([not lease.tokens % self.page_tokens for lease in leases]))
+
+    def take_tokens(self, leases: Sequence[NodesLease]) -> None:
+        """Let each request have memory for its next token. Room is made as if each began a page."""
+        self.make_room(len(leases))
+        self.hold(leases, 1)
 
     def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
         """Do nothing: the scheduler makes room for a step, and takes its pages with ``hold``."""
@@ -223,7 +256,7 @@ class SteppedNodes(ServedCache):
             lease.counted_pages = found + pages
         lease.node = node
         residency.unpin(before, gpu)
-        if tokens > lease.request.prompt_tokens:
+        if tokens > lease.request.prompt_tokens and self.differs.looks_up_at_end:
             self._follow(lease.request, lease.request.prompt_tokens)
 
     def _count(self, lease: NodesLease, path: list[Node], pages: int) -> None:
@@ -237,7 +270,7 @@ class SteppedNodes(ServedCache):
 
     def finish(self, lease: Lease, now: float = -inf) -> list[Transfer]:
         held, request = cast(NodesLease, lease), lease.request
-        self.store(held, request.prompt_tokens + max(request.output_tokens, 1) - 1, now)
+        self.store(held, min(held.tokens, request.prompt_tokens + max(request.output_tokens, 1)), now)
         self.residency.notices.finish(request, held.node, self.residency.now, self.gpu)
         return self._let_go(held, FINISHED)
 

@@ -51,7 +51,9 @@ def lines(record: RunRecord) -> list[str]:
     preemptions = [run["preemptions"] for run in runs]
     if any(preemptions):
         many = ", ".join(map(count, preemptions))
-        notes[f"Preemptions: {many}. In the server's order, vLLM's are preempted as their answers show."] = None
+        notes[f"Preemptions: {many}. In the server's order, they are played as answers show them (not SGLang's with a host)."] = (
+            None
+        )
     return [" ".join(filter(None, (first, *left_out))), *record["notes"], *notes, hit_definition(record["config"])]
 
 

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from kvsim.report.servers.chunks import Prompts, passes_of
 from kvsim.report.servers.pauses import SAME_STEP_S, Steps
-from kvsim.results.observed import ObservedRun
+from kvsim.results.observed import NOT_TOLD, ObservedRun
 
 Times = npt.NDArray[np.float64]
 TAKES_BETWEEN_STEPS = ("disable_overlap_schedule",)
@@ -42,10 +43,13 @@ def in_passes(admitted_s: Times, run: ObservedRun, first_s: Times, steps: Steps)
 
     Steps without a token, in which a prompt's chunk is all, are not seen otherwise. No request is admitted before it has been in
     the queue for as long as the server says, nor after the step of its first token was formed; first come, first served, none
-    before one that was sent earlier. Other servers' times stay.
+    before one that was sent earlier. Where the server says what each prompt was computed for, its chunks tell the steps
+    (``chunks.py``). Other servers' times stay.
     """
     if not takes_between_steps(run) or not len(steps.end_s):
         return admitted_s, steps.end_s
+    if _tells_chunks(run, admitted_s):
+        return _by_chunks(admitted_s, run, first_s, steps)
     is_played = ~np.isnan(admitted_s)
     last = np.searchsorted(steps.end_s, admitted_s + LAUNCH_S, side="right") - 1
     launched_s = np.where(last >= 0, steps.end_s[last.clip(min=0)], admitted_s)
@@ -57,3 +61,30 @@ def in_passes(admitted_s: Times, run: ObservedRun, first_s: Times, steps: Steps)
         most_s[order] = np.fmin.accumulate(most_s[order][::-1])[::-1]
     found = np.where(is_played, np.fmax(np.fmin(np.fmax(admitted_s, launched_s), most_s), least_s), np.nan)
     return found, np.unique(np.concatenate((steps.end_s, found[is_played])))
+
+
+def _tells_chunks(run: ObservedRun, admitted_s: Times) -> bool:
+    """Return whether it is known how many tokens each prompt was computed for, and how many a step computes of prompts alone."""
+    assert run.facts is not None
+    settings, is_played = run.facts.settings, ~np.isnan(admitted_s)
+    chunk, page = settings.get("chunked_prefill_size"), run.facts.page_tokens
+    is_cut = isinstance(chunk, int) and page is not None and chunk >= page and not settings.get("enable_mixed_chunk")
+    return is_cut and bool((run.cached_tokens[is_played] != NOT_TOLD).all())
+
+
+def _by_chunks(admitted_s: Times, run: ObservedRun, first_s: Times, steps: Steps) -> tuple[Times, Times]:
+    """Return when requests were admitted and steps formed, by the chunks of their prompts."""
+    assert run.facts is not None and run.facts.page_tokens is not None
+    chunk, page = run.facts.settings["chunked_prefill_size"], run.facts.page_tokens
+    assert isinstance(chunk, int)
+    is_fcfs = run.facts.settings.get("schedule_policy") == "fcfs"
+    prompts = Prompts(run.sent_s, run.queued_s, run.prompt_tokens - run.cached_tokens)
+    groups: list[list[int]] = [[] for _ in steps.end_s]
+    for number in np.argsort(run.sent_s if is_fcfs else admitted_s, kind="stable").tolist():
+        if not np.isnan(admitted_s[number]):
+            groups[int(np.searchsorted(steps.end_s, first_s[number]))].append(number)
+    made = passes_of(groups, prompts, steps, chunk // page * page, page)
+    found = np.full(len(admitted_s), np.nan)
+    for one in made:
+        found[one.admitted] = one.formed_s
+    return found, np.array([one.formed_s for one in made])

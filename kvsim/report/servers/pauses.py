@@ -55,17 +55,22 @@ def steps_of(tokens_s: Sequence[Times], ahead: int) -> Steps:
     return Steps(np.array(begins_s), np.array(ends_s), ahead)
 
 
-def pauses(tokens_s: Sequence[Times], admitted_s: Times, steps: Steps, most: int) -> Mapping[int, list[tuple[float, float]]]:
+def pauses(
+    tokens_s: Sequence[Times], admitted_s: Times, steps: Steps, most: int, *, goes_last: bool = False
+) -> Mapping[int, list[tuple[float, float]]]:
     """Return from when to when requests had been preempted, at most ``most`` times in all: the longest pauses.
 
     A request loses its pages when the step after that of its last token is formed, and has new ones when the step of its next
     token is. Nobody else is admitted in between, since it is the first one of the queue.
+
+    ``goes_last``: it goes to the end of the queue, and what steps in flight compute of it is lost.
     """
-    found = [pause for number in range(len(tokens_s)) for pause in _pauses_of(number, tokens_s, steps)] if most else []
+    lost = steps.ahead if goes_last else 0
+    found = [pause for number in range(len(tokens_s)) for pause in _pauses_of(number, tokens_s, steps, lost)] if most else []
     found.sort(key=lambda pause: -pause.missed)
     by_request: dict[int, list[tuple[float, float]]] = {}
     for pause in sorted(found[:most], key=lambda pause: pause.begin_s):
-        later_s = admitted_s[(admitted_s > pause.begin_s) & (admitted_s < pause.end_s)]
+        later_s = admitted_s[(admitted_s > pause.begin_s) & (admitted_s < pause.end_s) & (not goes_last)]
         by_request.setdefault(pause.request, []).append((pause.begin_s, float(later_s.min(initial=pause.end_s))))
     return by_request
 
@@ -88,7 +93,8 @@ def brief_pauses(
     return found
 
 
-def _pauses_of(number: int, tokens_s: Sequence[Times], steps: Steps) -> list[Pause]:
+def _pauses_of(number: int, tokens_s: Sequence[Times], steps: Steps, lost: int) -> list[Pause]:
+    """Return the pauses of a request, of which ``lost`` steps after that of its last token send none although they compute it."""
     own_s, found = tokens_s[number], list[Pause]()
     gaps_s = np.diff(own_s)
     if not len(gaps_s):
@@ -99,7 +105,7 @@ def _pauses_of(number: int, tokens_s: Sequence[Times], steps: Steps) -> list[Pau
         between = [np.count_nonzero((one > last_s + SAME_STEP_S) & (one < next_s - SAME_STEP_S)) for one in others]
         missed = float(np.median(between)) if others else 0.0
         if missed >= LEAST_MISSED:
-            after = min(int(np.searchsorted(steps.end_s, last_s)) + 1, len(steps.end_s) - 1)
+            after = min(int(np.searchsorted(steps.end_s, last_s)) + 1 + lost, len(steps.end_s) - 1)
             begin_s, end_s = steps.formed_s(np.array([steps.end_s[after], next_s])).tolist()
             found.append(Pause(number, begin_s, end_s, missed))
     return found

@@ -9,9 +9,9 @@ from kvsim.engine.columns import hit_tokens, of_requests, prompt_tokens
 from kvsim.engine.outcome import REJECTED as IS_REJECTED
 from kvsim.engine.outcome import Outcome
 from kvsim.hardware.tier_kinds import GPU_MEMORY, HOST_MEMORY, kind_of
-from kvsim.replaying.observed import Moments
+from kvsim.replaying.moments import Moments
 from kvsim.report.servers.measures import preemptions
-from kvsim.report.servers.passes import in_passes, taken_later_s
+from kvsim.report.servers.passes import in_passes, taken_later_s, takes_between_steps
 from kvsim.report.servers.pauses import Steps, brief_pauses, pauses, steps_of
 from kvsim.results.observed import ObservedRun
 
@@ -123,7 +123,7 @@ def moments_of(run: ObservedRun) -> Moments:
         return Moments(admitted_s=admitted_s, tokens_s=tokens_s, preemptions=preemptions(run))
     steps = steps_of([one for one in played if one is not None], _steps_ahead(run))
     admitted_s, formed_s = in_passes(_in_steps(admitted_s, first_s, steps), run, first_s, steps)
-    paused_s = pauses(tokens_s, admitted_s, steps, preemptions(run))
+    paused_s = pauses(tokens_s, admitted_s, steps, preemptions(run), goes_last=takes_between_steps(run))
     return Moments(
         admitted_s=admitted_s,
         tokens_s=tokens_s,

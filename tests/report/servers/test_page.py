@@ -56,7 +56,7 @@ def test_what_must_be_known_of_the_runs_is_said_once() -> None:
 def test_preemptions_explain_what_differs() -> None:
     runs = [{**WHOLE["runs"][0], "preemptions": 2}, WHOLE["runs"][1]]
     shown = lines(WHOLE | {"runs": runs})
-    assert "Preemptions: 2, 0. In the server's order, vLLM's are preempted as their answers show." in shown
+    assert "Preemptions: 2, 0. In the server's order, they are played as answers show them (not SGLang's with a host)." in shown
 
 
 def test_the_page_is_self_contained_and_shows_all_scores() -> None:

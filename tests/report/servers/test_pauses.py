@@ -47,6 +47,15 @@ def test_a_request_is_preempted_after_its_last_token_and_has_pages_when_the_step
     assert pauses(tokens_s, NEVER, seen(*tokens_s), most=0) == {}
 
 
+def test_a_request_that_goes_to_the_end_of_the_queue_is_passed_by_others_and_loses_what_a_step_in_flight_computes() -> None:
+    """As above, with a step ahead: step 6 computes it, and when the step after that is formed, at 5, it loses its pages. The one
+    that is admitted at 7 does not take its place."""
+    tokens_s = [every(0, 20), np.concatenate([every(1, 5), every(10, 14)]), every(2, 18), every(7, 18)]
+    found = pauses(tokens_s, at(7), seen(*tokens_s, ahead=1), most=1, goes_last=True)
+    assert found == {1: [(0.05, 0.08)]}
+    assert pauses(tokens_s, at(7), seen(*tokens_s), most=1, goes_last=True) == {1: [(0.05, 0.09)]}, "none is in flight"
+
+
 def test_an_engine_that_stands_still_and_a_late_client_preempt_nobody() -> None:
     stalled = [np.concatenate([every(0, 5), every(50, 60)]), np.concatenate([every(1, 5), every(50, 58)])]
     assert pauses(stalled, NEVER, seen(*stalled), most=5) == {}
