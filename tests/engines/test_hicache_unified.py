@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import kvsim
-from kvsim.core.request import Request
+from kvsim.core.request import Request, RetentionRange
 from kvsim.core.serving import RulesError
 from kvsim.engine.outcome import REJECTED
 from kvsim.hardware.spec import HardwareSpec
@@ -378,6 +378,7 @@ def test_any_policy_is_asked_by_the_contract_alone(name: str) -> None:
     for request in requests:
         request.turn, request.session = divmod(request.index, 7)
         request.priority, request.kind = request.index % 3, "chat"
+        request.retention = (RetentionRange(0, request.prompt_tokens, 30 + 10 * request.priority, 5.0),)
     for write in PLACEMENTS:
         known = {"requests": requests, "model": MODEL, "hardware": HardwareSpec(**HARDWARE), "empty_cache": empty_cache}
         cache = make_unified(14, 40, write=write, storage=60, page_tokens=4, eviction=partial(policy_of, name), context=known)

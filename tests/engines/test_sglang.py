@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvsim.core.request import Request
+from kvsim.core.request import Request, RetentionRange
 from kvsim.engines.sglang.whole_nodes import NodeLease
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.policies.eviction.fifo import FIFO
@@ -167,6 +167,7 @@ def test_any_policy_is_asked_by_the_contract_alone(name: str) -> None:
     for request in requests:
         request.turn, request.session = divmod(request.index, 7)
         request.priority, request.kind = request.index % 3, "chat"
+        request.retention = (RetentionRange(0, request.prompt_tokens, 30 + 10 * request.priority, 5.0),)
     for placement, cpu in ((None, 0), (WriteThrough(), 30), (WriteBack(), 30)):
         known = {"requests": requests, "model": MODEL, "hardware": HardwareSpec(**HARDWARE), "empty_cache": empty_cache}
         cache = make_cache(14, cpu, eviction=lambda: policy_of(name), placement=placement, page_tokens=4, **known)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvsim.core.pool import Pool, SlotPool
-from kvsim.core.request import Request
+from kvsim.core.request import Request, RetentionRange
 from kvsim.core.rules import CacheSetup, HybridSettings, Rules
 from kvsim.core.serving import RulesError
 from kvsim.core.tier import Tier
@@ -248,6 +248,7 @@ def test_any_policy_is_asked_by_the_contract_alone(name: str) -> None:
     for request in requests:
         request.turn, request.session = divmod(request.index, 7)
         request.priority, request.kind = request.index % 3, "chat"
+        request.retention = (RetentionRange(0, request.prompt_tokens, 30 + 10 * request.priority, 5.0),)
     known = {"requests": requests, "model": MODEL, "hardware": HardwareSpec(**HARDWARE), "empty_cache": small.empty_cache}
     cache = make_cache(14, 12, chunk=2, page_tokens=4, eviction=policy_of(name), context=known, cache_output=True)
     rows = hits_of(cache, requests, in_flight=2)

@@ -14,7 +14,7 @@ import pytest
 from kvsim.cli import main
 from kvsim.cluster.cluster import Cluster
 from kvsim.core.pool import SlotPool
-from kvsim.core.request import Request
+from kvsim.core.request import Request, RetentionRange
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
 from kvsim.engine.engine import Engine, EngineSettings
@@ -404,6 +404,7 @@ def test_any_eviction_policy_keeps_the_pool_right(tmp_path: Path, name: str):
         for one in requests:
             one.turn, one.session = one.index, one.index % 7
             one.kind, one.priority = "chat", one.index % 3
+            one.retention = (RetentionRange(0, one.prompt_tokens, 30 + 10 * one.priority, 5.0),)
         longest = max(line["input_length"] + line["output_length"] for line in lines)
         rules = SGLangRules(schedule_conservativeness=0.1)
         serve(requests, longest + 50, 1, rules, eviction=policy_of(name), most=8)

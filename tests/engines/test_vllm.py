@@ -8,7 +8,7 @@ from rich.console import Console
 
 import kvsim
 from kvsim.core.pool import SlotPool
-from kvsim.core.request import Request
+from kvsim.core.request import Request, RetentionRange
 from kvsim.errors import UsageError
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.plans.build import build_run
@@ -109,6 +109,7 @@ def test_any_eviction_policy_keeps_the_pool_right(name: str) -> None:
     for request in requests:
         request.turn, request.session = divmod(request.index, 7)
         request.priority, request.kind = request.index % 3, "chat"
+        request.retention = (RetentionRange(0, request.prompt_tokens, 30 + 10 * request.priority, 5.0),)
     known = {"requests": requests, "model": MODEL, "hardware": HardwareSpec(**HARDWARE), "empty_cache": empty_cache}
     for capacity, in_flight in ((12, 1), (16, 3)):
         cache = make_cache(capacity, eviction=lambda: policy_of(name), **known)

@@ -14,7 +14,7 @@ import pytest
 from kvsim.cli import main
 from kvsim.cluster.cluster import Cluster
 from kvsim.core.pool import SlotPool
-from kvsim.core.request import Request
+from kvsim.core.request import Request, RetentionRange
 from kvsim.core.tier import Tier
 from kvsim.core.watch import Watch
 from kvsim.engine.engine import Engine, EngineSettings
@@ -180,6 +180,7 @@ def test_any_eviction_policy_keeps_the_pool_right(name: str):
         for one in requests:
             one.turn, one.session = divmod(one.index, 7)
             one.kind, one.priority = "chat", one.index % 3
+            one.retention = (RetentionRange(0, one.prompt_tokens, 30 + 10 * one.priority, 5.0),)
         settings = EngineSettings(max_batch_tokens=16, max_running_requests=4)
         resets = random.sample(range(len(requests)), 2) if seed % 2 else ()
         rows = serve(requests, 18, settings, names_answers=True, eviction=policy_of(name), resets=resets)
