@@ -97,15 +97,12 @@ class Pool:
     @staticmethod
     def split(slots: Any, pages: int) -> tuple[Any, Any]:
         """Split slots into the first ``pages`` and the rest."""
-        whole: int = slots
-        return pages, whole - pages
+        return pages, slots - pages
 
     @staticmethod
     def join(first: Any, second: Any) -> Any:
         """Return the slots of both."""
-        pages: int = first
-        more: int = second
-        return pages + more
+        return first + second
 
     @staticmethod
     def count(slots: Any) -> int:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,8 +12,8 @@ import numpy as np
 from kvsim.policies.eviction.leaf_features import FEATURES, Vector
 
 FORMAT: Final = 1
-DEFAULT: Final = Path(__file__).with_name("learned_default.json")
-"""The model that comes with kvsim."""
+DEFAULT: Final = Path(str(files("kvsim.policies.eviction") / "learned_default.json"))
+"""The model that comes with kvsim. A compiled module does not know its own file's path."""
 
 
 @dataclass(frozen=True)
