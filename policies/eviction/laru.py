@@ -84,8 +84,6 @@ class LearningAugmented(SampledEviction):
         self._offered: Node | None = None
         self._predicted = False
         """Whether the node that was offered was chosen by prediction."""
-        self._left = ExtentOrder()
-        """What has left by choice in this phase: (by prediction, used in this phase)."""
         self._seen = self._again = 0
         """Nodes that have been used, and those of them that have been used again."""
         self._gap_s = 0.0
@@ -93,6 +91,8 @@ class LearningAugmented(SampledEviction):
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
+        self._left = ExtentOrder()
+        """What has left by choice in this phase: (by prediction, used in this phase)."""
         if context.capacity_pages is not None:
             self._room_pages = float(context.capacity_pages)
 

@@ -97,13 +97,13 @@ class SemanticAdaptive(EvictionPolicy):
         self._groups: dict[tuple[str, str, int], Group] = {}
         self._by_step: list[list[Group]] = [[], [], []]
         """Groups of the first queue, of those that compete, and of pages in no queue."""
-        self._ghosts = ExtentOrder()
         self._ghost_pages = inf
         self._entries = self._left_pages = 0
         self._offered: Node | None = None
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
+        self._ghosts = ExtentOrder()
         context.require("session", "the session of each request")
         if context.capacity_pages is not None:
             self._ghost_pages = float(context.capacity_pages)
