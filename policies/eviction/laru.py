@@ -145,6 +145,10 @@ class LearningAugmented(SampledEviction):
 
     # --- mistakes ----------------------------------------------------------------------------------------------------
 
+    def on_hit(self, node: Node, now: float) -> None:
+        if node.is_evictable(self.tier):  # used from another tier: it has another place in the line
+            self.on_evictable(node)
+
     def on_insert(self, node: Node, now: float) -> None:
         if node.is_state or not self._left.may_hold(node.runs):
             return
