@@ -213,6 +213,7 @@ def longest_prefixes(requests: list[Request], plan: Plan) -> list[int]:
     """Pages that each request finds of prompts and answers before it, if nothing ever leaves; page by page."""
     known: set[int] = set()
     hits = []
+    plan = play.with_known_answers(plan, requests)
     for request in requests:
         if request.resets:
             known.clear()
