@@ -1,18 +1,16 @@
 """Eviction by directives of clients, as TensorRT-LLM does (KvCacheRetentionConfig; evictionPolicy.cpp in its batch manager)."""
 
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any, Final
 
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.tree import READY, Node
+from kvsim.core.tree import Node
 from kvsim.numbers import Whole, check_settings
 from kvsim.policies.context import PolicyContext
-from kvsim.policies.eviction.base import RankedEviction
+from kvsim.policies.eviction.expiring import ExpiringEviction
 
 Band = tuple[int, int, float]
 """(depth at which it ends, in pages; priority, or UNSAID; when that ends, in seconds)."""
@@ -23,7 +21,7 @@ UNSAID: Final = -1
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
-class RetentionPriority(RankedEviction):
+class RetentionPriority(ExpiringEviction):
     """Keeps what clients say should be kept: a priority for each range of tokens, and how long it lasts.
 
     lower priority    leaves first
@@ -40,9 +38,8 @@ class RetentionPriority(RankedEviction):
     default_priority: int = 35
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_settings(self, Whole(0, 100), "default_priority")
-        self._now = -inf
-        self._expiring: list[tuple[float, int, Node]] = []
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
@@ -111,31 +108,9 @@ class RetentionPriority(RankedEviction):
         at = _place(bands, end - 1)
         return min(node.pages, end - bands[at - 1][0]) if at else node.pages
 
-    def on_evictable(self, node: Node) -> None:
-        super().on_evictable(node)
-        bands = node.notes[self.tier]
-        if bands is not None:
-            until_s = bands[_place(bands, node.depth + node.pages - 1)][2]
-            if self._now < until_s < inf:
-                heappush(self._expiring, (until_s, self._entries, node))
-
-    def victims(self, now: float) -> Iterator[Node]:
-        self._begin_pass(now)
-        return super().victims(now)
-
-    def _begin_pass(self, now: float) -> None:
-        """Enter nodes again whose priority has ended, since they may leave earlier now."""
-        self._now, expiring, tier = now, self._expiring, self.tier
-        while expiring and expiring[0][0] <= now:
-            node = heappop(expiring)[2]
-            if node.state[tier] == READY and not node.pins[tier] and not node.children_in[tier]:
-                super().on_evictable(node)
-
-    def _compact(self) -> None:
-        super()._compact()
-        latest = {entry[2]: entry for entry in sorted(self._expiring) if entry[2].is_evictable(self.tier)}
-        self._expiring[:] = latest.values()
-        heapify(self._expiring)
+    def ends_s(self, node: Node) -> float:
+        bands: tuple[Band, ...] | None = node.notes[self.tier]
+        return inf if bands is None else bands[_place(bands, node.depth + node.pages - 1)][2]
 
 
 def _place(bands: tuple[Band, ...], depth: int) -> int:

@@ -1,18 +1,16 @@
 """Time to live per session (Continuum: Efficient and robust multi-turn LLM agent scheduling with KV cache time-to-live,
 arXiv:2511.02230, 2025)."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 from math import inf
 
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.tree import READY, Node
+from kvsim.core.tree import Node
 from kvsim.numbers import Real, check_settings
 from kvsim.policies.context import PolicyContext
-from kvsim.policies.eviction.base import RankedEviction
 from kvsim.policies.eviction.continuum import Continuum
+from kvsim.policies.eviction.expiring import ExpiringEviction
 from kvsim.policies.fields import keep_types
 
 LEARNED = "learned"
@@ -20,7 +18,7 @@ LEARNED = "learned"
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
-class TimeToLive(RankedEviction):
+class TimeToLive(ExpiringEviction):
     """Keeps what a session has used until it should have returned: for agents, whose tools return soon or not at all.
 
     last finished request longer ago than its ttl, or without session   leave first, least recently used first
@@ -41,10 +39,9 @@ class TimeToLive(RankedEviction):
     ttl_s: int | float | str = 300
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.ttl_s != LEARNED:
             check_settings(self, Real(above=0), "ttl_s", hint=f"or set it to {LEARNED}")
-        self._now = -inf
-        self._expiring: list[tuple[float, int, Node]] = []
         self._continuum = Continuum() if self.ttl_s == LEARNED else None
 
     @property
@@ -79,31 +76,9 @@ class TimeToLive(RankedEviction):
         expiry_s = node.notes[self.tier]
         return expiry_s is None or expiry_s > self._now, node.last_used_in(self.tier)
 
-    def on_evictable(self, node: Node) -> None:
-        super().on_evictable(node)
-        expiry_s = node.notes[self.tier]
-        if expiry_s is not None and expiry_s > self._now:
-            heappush(self._expiring, (expiry_s, self._entries, node))
-
-    def victims(self, now: float) -> Iterator[Node]:
-        self._begin_pass(now)
-        return super().victims(now)
-
-    def _begin_pass(self, now: float) -> None:
-        """Enter expired nodes again, since they leave first now."""
-        self._now, expiring, tier = now, self._expiring, self.tier
-        while expiring and expiring[0][0] <= now:
-            node = heappop(expiring)[2]
-            if node.state[tier] == READY and not node.pins[tier] and not node.children_in[tier]:
-                super().on_evictable(node)
-
-    def _compact(self) -> None:
-        super()._compact()
-        tier = self.tier
-        self._expiring[:] = [
-            entry for entry in self._expiring if entry[2].is_evictable(tier) and entry[2].notes[tier] == entry[0]
-        ]
-        heapify(self._expiring)
+    def ends_s(self, node: Node) -> float:
+        expiry_s: float | None = node.notes[self.tier]
+        return inf if expiry_s is None else expiry_s
 
 
 keep_types(TimeToLive, ttl_s=int | float | str)
