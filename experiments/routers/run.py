@@ -30,8 +30,18 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 import kvsim
-from kvsim.core.request import Request
-from kvsim.report.study import CONVERSATION, Claim, Study, bold, capacities, highest, lowest, opening, section
+from kvsim.report.study import (
+    CONVERSATION,
+    Claim,
+    Study,
+    bold,
+    capacities,
+    highest,
+    lowest,
+    opening,
+    section,
+    with_conversations,
+)
 from kvsim.trace.base import Trace
 
 ENGINES = 8
@@ -81,16 +91,7 @@ def cells() -> list[Cell]:
 
 @cache
 def load_trace(path: str, limit: int, rate: float) -> Trace:
-    trace = kvsim.load_trace("mooncake", path=path, page_tokens=512, limit=limit, rate=rate)
-    for request in trace.requests:
-        request.session = second_page(request)
-    return trace
-
-
-def second_page(request: Request) -> int:
-    """Return the id of the prompt's second page, by which a conversation is known; -1 if the prompt has no second full page."""
-    (start, length), *others = request.runs
-    return start + 1 if length > 1 else others[0][0] if others else -1
+    return with_conversations(kvsim.load_trace("mooncake", path=path, page_tokens=512, limit=limit, rate=rate))
 
 
 def run(options: Namespace, cell: Cell) -> Row:

@@ -23,6 +23,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from kvsim.files.writing import replacing
 from kvsim.report.screenshot import take_screenshot
+from kvsim.trace.base import Trace
 
 Cell = TypeVar("Cell")
 Row = TypeVar("Row")
@@ -152,6 +153,17 @@ def write_figure(folder: Path, figure: Any) -> None:
 def capacities(**gib: float) -> tuple[str, ...]:
     """Return the overrides that give tiers these sizes, in GiB: ``capacities(gpu=60, cpu=800)``."""
     return tuple(f"tiers.{tier}.capacity={size}GiB" for tier, size in gib.items())
+
+
+def with_conversations(trace: Trace) -> Trace:
+    """Return a trace whose prompts that share their second page are one conversation, for a file that names none.
+
+    The first page may be a system prompt. A prompt without a second full page is of no conversation.
+    """
+    for request in trace.requests:
+        (start, length), *others = request.runs
+        request.session = start + 1 if length > 1 else others[0][0] if others else -1
+    return trace
 
 
 def lowest(values: Mapping[Place, float]) -> tuple[Place, float]:
