@@ -3,9 +3,9 @@
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.text import Text
@@ -25,8 +25,23 @@ from kvsim.results.result import RunRecord, to_json
 CSV_COLUMNS = (
     "policy", "trace", "capacity", "value", "gain", "noise", "headroom", "us_per_request", "cost", "folder", "reason",
 )  # fmt: skip
-UNITS = {"hit_rate": ("hit rate", "points", 100.0), "ttft_s": ("mean time to first token", "ms", 1000.0)}
-"""What a measure is called, the unit in which gains are shown, and how many of it make one of the measure."""
+
+
+class Look(NamedTuple):
+    """How a measure is shown."""
+
+    name: str
+    unit: str
+    """Of gains."""
+    scale: float
+    """How many of that unit make one of the measure."""
+    shown: Callable[[float], str]
+
+
+LOOKS = {
+    "hit_rate": Look("hit rate", "points", 100.0, percent),
+    "ttft_s": Look("mean time to first token", "ms", 1000.0, lambda seconds: f"{seconds:.4g} s"),
+}
 ROW_PX, AROUND_PX = 24, 130
 DIVERGING = [[0.0, "#b2593b"], [0.25, "#dd9d84"], [0.5, "#e9ecef"], [0.75, "#7fb0d6"], [1.0, "#2f6fa7"]]
 """Losses in red, gains in blue, both visible on white and black; 0 in the middle."""
@@ -52,7 +67,7 @@ def print_leaderboard(record: RunRecord, console: Console) -> None:
 
 def order(record: RunRecord) -> Table:
     """Return a row for each policy, best first."""
-    _, unit, scale = UNITS[record["measure"]]
+    _, unit, scale, _ = LOOKS[record["measure"]]
     columns = ["", "policy", f"gain ({unit})", "worst", "best"]
     columns += [f"of {record['bound']}'s gain"] if record["bound"] else []
     columns += ["time"]
@@ -72,12 +87,10 @@ def _signed(value: float | None, scale: float) -> str:
 
 def grid(record: RunRecord) -> Table:
     """Return the measure of every policy in every cell, in the order of the board, the bound last."""
-    places = _places(record)
+    look, places = LOOKS[record["measure"]], _places(record)
     value = {(cell["policy"], cell["trace"], cell["capacity"]): cell["value"] for cell in record["cells"]}
-    rows = [
-        (policy, *(_shown(value.get((policy, *place)), record["measure"]) for place in places)) for policy in _policies(record)
-    ]
-    return Table(UNITS[record["measure"]][0].capitalize(), ("policy", *(_named(record, place) for place in places)), rows)
+    rows = [(policy, *(_shown(value.get((policy, *place)), look) for place in places)) for policy in _policies(record)]
+    return Table(look.name.capitalize(), ("policy", *(_named(record, place) for place in places)), rows)
 
 
 def _policies(record: RunRecord) -> list[str]:
@@ -96,13 +109,13 @@ def _named(record: RunRecord, place: tuple[str, str]) -> str:
     return capacity if len(names) == 1 else f"trace {names.index(place[0]) + 1}, {capacity}"
 
 
-def _shown(value: float | None, measure: str) -> str:
-    return percent(value) if measure == "hit_rate" else UNKNOWN if value is None else f"{value:.4g} s"
+def _shown(value: float | None, look: Look) -> str:
+    return UNKNOWN if value is None else look.shown(value)
 
 
 def heat_map(record: RunRecord) -> Figure:
     """Draw the gain of each policy in each cell, best policy on top."""
-    _, unit, scale = UNITS[record["measure"]]
+    _, unit, scale, _ = LOOKS[record["measure"]]
     places, policies = _places(record), _policies(record)
     gains = {(cell["policy"], cell["trace"], cell["capacity"]): cell["gain"] for cell in record["cells"]}
     rows = [[gains.get((policy, *place)) for place in places] for policy in policies]
@@ -125,7 +138,7 @@ def heat_map(record: RunRecord) -> Figure:
 
 def picture(record: RunRecord) -> Picture:
     """Return the heat map with its title, and how to read it."""
-    _, unit, _ = UNITS[record["measure"]]
+    unit = LOOKS[record["measure"]].unit
     bound = f"; those of {record['bound']} are the most that is possible" if record["bound"] else ""
     return Picture("Gains by trace and capacity", heat_map(record), f"Gains over {record['baseline']} in {unit}{bound}.")
 
@@ -133,7 +146,7 @@ def picture(record: RunRecord) -> Picture:
 def render_leaderboard(record: RunRecord) -> str:
     """Return the page, which loads plotly.js from the folder of the first trace's runs, as their pages do."""
     return render_page(
-        "plain.html", f"{record['family']} policies by {UNITS[record['measure']][0]}", [picture(record)], head=_head(record),
+        "plain.html", f"{record['family']} policies by {LOOKS[record['measure']].name}", [picture(record)], head=_head(record),
         about=_about(record), lines=_lines(record), tables=[order(record), grid(record), *_failures(record)], pictures_first=True,
         foot=_foot(record), shared_script=f"1/{SHARED_SCRIPT}",
     )  # fmt: skip
@@ -141,7 +154,7 @@ def render_leaderboard(record: RunRecord) -> str:
 
 def _head(record: RunRecord) -> Head:
     """Return which policy to take, and how much it gains."""
-    name, unit, scale = UNITS[record["measure"]]
+    name, unit, scale, _ = LOOKS[record["measure"]]
     best = next(one for one in record["standings"] if one["policy"] == record["best"])
     tiles = [Tile("take", record["best"], f"of {len(record['standings'])} {record['family']} policies")]
     if best["missing"]:
@@ -170,7 +183,7 @@ def _about(record: RunRecord) -> list[tuple[str, str]]:
 
 def _lines(record: RunRecord) -> list[str]:
     """Return how to read the numbers."""
-    name, unit, _ = UNITS[record["measure"]]
+    name, unit, _, _ = LOOKS[record["measure"]]
     lines = [
         f"Gains are of the {name} over {record['baseline']} on the same requests, in {unit}: the mean over all traces and "
         "capacities, the worst and the best. ± is a 95% interval: what another stretch of the same traffic would change. time is "

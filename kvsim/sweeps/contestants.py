@@ -116,12 +116,12 @@ class Asked:
     @property
     def command(self) -> str:
         """What runs: a replay has no times."""
-        return "simulate" if self.measure == "ttft_s" else self.family.command
+        return "simulate" if MEASURES[self.measure].has_clock else self.family.command
 
     @property
     def bound(self) -> str | None:
         """The policy that bounds the others, which takes no place."""
-        return self.family.bound if self.measure == "hit_rate" else None
+        return self.family.bound if MEASURES[self.measure].has_bound else None
 
     @property
     def own(self) -> list[str]:

@@ -19,6 +19,10 @@ class Measure(NamedTuple):
     better: int
     of: Callable[[Columns], Numbers]
     weights: Callable[[Columns], Numbers]
+    has_clock: bool
+    """Whether only a simulation has it."""
+    has_bound: bool
+    """Whether a family's bound bounds it."""
 
     def value(self, columns: Columns) -> float | None:
         """Return the measure of a run; requests that were rejected do not count. None if no others are left."""
@@ -44,8 +48,20 @@ def _hits(requests: Columns) -> Numbers:
 
 
 MEASURES = {
-    "hit_rate": Measure(1, _hits, lambda requests: requests["prompt_tokens"].astype(float)),
-    "ttft_s": Measure(-1, lambda requests: requests["ttft_s"], lambda requests: np.ones(len(requests["request"]))),
+    "hit_rate": Measure(
+        better=1,
+        of=_hits,
+        weights=lambda requests: requests["prompt_tokens"].astype(float),
+        has_clock=False,
+        has_bound=True,
+    ),
+    "ttft_s": Measure(
+        better=-1,
+        of=lambda requests: requests["ttft_s"],
+        weights=lambda requests: np.ones(len(requests["request"])),
+        has_clock=True,
+        has_bound=False,
+    ),
 }
 
 
