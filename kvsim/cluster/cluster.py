@@ -15,7 +15,7 @@ from kvsim.cluster.totals import outcome_of
 from kvsim.core.fan_out import TOGETHER, FanOut
 from kvsim.core.request import Request, Reset
 from kvsim.core.requests import values_of
-from kvsim.core.serving import ServedCache
+from kvsim.core.serving import RulesError, ServedCache
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.transfer import Transfer
 from kvsim.core.watch import Watch
@@ -134,6 +134,8 @@ class Cluster(Frontend):
                 watch.run_ended()
             wall_s = perf_counter() - began
         if self._unfinished:
+            if blocked := next(filter(None, [engine.schedule.blocked for engine in self.engines]), ""):
+                raise RulesError(blocked)
             raise RuntimeError(f"{self._unfinished} requests are stuck: {self._where()}")
         return outcome_of(self.book, self.engines, self.layout, ended_s, wall_s)
 

@@ -87,6 +87,11 @@ class Schedule(metaclass=ABCMeta):
     is_draining: bool = False
     """Set by a reset: no request is admitted until all running ones have finished; ``form`` then calls ``drained``."""
 
+    @property
+    def blocked(self) -> str:
+        """Why the engine's rules let no request go on, and which setting to change; empty if they do."""
+        return ""
+
     @abstractmethod
     def __len__(self) -> int:
         """Return the number of requests that hold pages or run."""

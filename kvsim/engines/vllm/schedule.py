@@ -26,6 +26,8 @@ from kvsim.engines.vllm.stepped import SteppedCache
 NO_PATH: list[Node] = []
 POLL_S: Final = 0.001
 """Seconds between a pass that computes nothing and the next one (``_process_engine_step``)."""
+MOST_IDLE_POLLS: Final = 3
+"""Passes in a row with nothing under way after which the next one would decide the same."""
 
 
 class BlockSchedule(Schedule):
@@ -70,6 +72,8 @@ class BlockSchedule(Schedule):
         """Whether the end of a copy has taken effect since the last pass."""
         self._was_empty = False
         """Whether the last pass computed nothing."""
+        self._idle_polls = 0
+        """Polls in a row with nothing under way."""
         self._late = LateBlocks(self.cache, are_late=offloads.frees_late)
         self._forming = Forming(Work())
         """The step of the pass."""
@@ -103,6 +107,15 @@ class BlockSchedule(Schedule):
 
     def transfer_ended(self, transfer: Transfer) -> bool:
         return self._leaps.current is not None or not self.running.all
+
+    @property
+    def blocked(self) -> str:
+        if self._idle_polls <= MOST_IDLE_POLLS or not self.loading:
+            return ""
+        return (
+            f"tiers.gpu.capacity: {len(self.loading)} requests have loaded and wait for good behind one for which they leave no "
+            "room, as in this version of vLLM; increase it"
+        )
 
     # --- a pass --------------------------------------------------------------------------------------------------------------
 
@@ -138,10 +151,14 @@ class BlockSchedule(Schedule):
 
     def _poll(self) -> Any:
         """Wait for the next poll or, if only the end of a copy or an arrival changes anything, for the first one after that.
-        What the last pass has heard of, or has preempted, changes what the next one does."""
+        What the last pass has heard of, or has preempted, changes what the next one does. If nothing is under way at all, passes
+        soon repeat themselves: vLLM 0.25.1 can block itself for good, when requests that have loaded stand behind one for which
+        they leave no room."""
         at_s = self.env.now + POLL_S
-        has_news = self._has_finished or self._has_reported or self._preempted or self._hears_look_ups
-        if not (self.running.all or has_news or any(one.is_loaded for one in self.loading)) and self.offloads.only_waits:
+        has_news = self._has_finished or self._has_reported or self._preempted
+        self._idle_polls = 0 if self.running.all or has_news or self.offloads.copies else self._idle_polls + 1
+        may_change = self.running.all or has_news or self._hears_look_ups or any(one.is_loaded for one in self.loading)
+        if self._idle_polls > MOST_IDLE_POLLS or not may_change and self.offloads.only_waits:
             yield self._woken()
             while at_s < self.env.now:
                 at_s += POLL_S
