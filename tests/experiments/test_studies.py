@@ -94,7 +94,7 @@ def test_lru_or_not(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert module.STUDY.main() == 1, "thirty requests in Mooncake's format are not Mooncake's"
     table = (tmp_path / "out" / "results.md").read_text()
     assert verdicts(table) == 6 and "| pages | 5,000 | 80,000 |" in table
-    assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 2 * 3 + 2 * 4
+    assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 2 * (2 + 2) + 2 * (3 + 3)
 
 
 @pytest.mark.long

@@ -160,7 +160,7 @@ def tiny_traces() -> dict[str, tuple[str, ...]]:
     """The settings that read a tiny trace of each format, which is written to the working directory."""
     blocks = [
         {"timestamp": 1000 * at, "input_length": 1500, "output_length": 10, "hash_ids": [0, 1, 2 + at % 2], "session_id": at % 2,
-         "type": "text", "priority": at % 2} for at in range(4)
+         "type": "text", "tenant": f"team {at % 2}", "priority": at % 2, "retention": [[0, 512, 80, 30_000]]} for at in range(4)
     ]  # fmt: skip
     turns = [
         {"chat_id": at, "parent_chat_id": -1, "timestamp": at, "input_length": 40, "output_length": 10, "type": "text", "turn": 1,
