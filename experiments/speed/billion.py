@@ -8,28 +8,33 @@ Claims, of one tier of 2,000,000 pages and LRU, from the file of the trace to th
 time      at most 10 minutes of processor time for a replay
 memory    with ten times the requests, the peak is larger by less than 250 bytes for each request that is more
 
-With ``--share``, that part of the requests and a tenth of it are measured, the time is compared in proportion, and the memory is
-not judged: short traces stay in memory. Each run is a process of its own. Exits with 1 if a claim fails. New measurements replace
-those of the same build in billion.json; billion.md shows both builds.
+The trace is written as lines in Mooncake's format, or with ``--format lcp`` as the published ones are, 16 bytes for each access
+behind Zstandard. With ``--share``, that part of the requests and a tenth of it are measured, the time is compared in proportion,
+and the memory is not judged: short traces stay in memory. Each run is a process of its own. Exits with 1 if a claim fails. New
+measurements replace those of the same build in billion.json; billion.md shows both builds.
 """
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from argparse import ArgumentParser
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, strftime
+from typing import NamedTuple
 
 import numpy as np
+import zstandard
 from measure import Yardstick
 from results import Row, Section, machine, print_rows, read_results, write_results, write_table
 from rich.console import Console
 
 from kvsim.installation import build_name
+from kvsim.trace.lcp import BLOCK, HEADER, REQUEST
 
 HERE = Path(__file__).resolve().parent
 YARDSTICK = HERE.parents[2] / "shared" / "tools" / "yardstick.py"
@@ -51,6 +56,7 @@ TIERS = {
     "replay": ["tiers.gpu.capacity=2000000pages"],
     "simulate": ["tiers.gpu.capacity=auto", "tiers.cpu.capacity=2000000pages"],
 }
+OTHER_TITLES = {"lcp": ", from libCacheSim's binary format"}
 MOST_S = 600.0
 MOST_BYTES_PER_REQUEST = 250
 ABOUT = (
@@ -61,6 +67,9 @@ ABOUT = (
     "a GPU. Processor time and memory are those of the whole command, in a process of its own: reading the trace, storing it,",
     "playing it, and writing a table with a row for each request and a page.",
 )
+
+MAGIC = 0x6C63736C6C6D0001
+"""libCacheSim's, at both ends of the header."""
 
 Extents = list[tuple[int, int]]
 
@@ -92,24 +101,73 @@ def prompts(requests: int, rng: np.random.Generator) -> Iterator[tuple[int, Exte
         yield sessions[at], path
 
 
-def write_trace(path: Path, requests: int, *, seed: int = 0) -> int:
-    """Write a trace in Mooncake's format, with packed ids, and return its number of block accesses."""
+class Call(NamedTuple):
+    """One request of the trace."""
+
+    session: int
+    time_s: float
+    extents: Extents
+    output_tokens: int
+
+    @property
+    def blocks(self) -> int:
+        return sum(length for _, length in self.extents)
+
+
+def calls(requests: int, seed: int) -> Iterator[Call]:
+    """Yield the requests of the trace, in order of time."""
     rng = np.random.default_rng(seed)
-    now_ms, accesses = 0.0, 0
+    now_s = 0.0
+    for session, extents in prompts(requests, rng):
+        yield Call(session, now_s, extents, int(rng.geometric(1 / 300)))
+        now_s += float(rng.exponential(SPAN_S / REQUESTS))
+
+
+def write_lines(path: Path, requests: int, seed: int) -> int:
+    """Write the trace in Mooncake's format, with packed ids, and return its number of block accesses."""
+    accesses = 0
     with path.open("w") as file:
-        for session, extents in prompts(requests, rng):
-            blocks = sum(length for _, length in extents)
-            accesses += blocks
+        for call in calls(requests, seed):
+            accesses += call.blocks
             line = {
-                "timestamp": round(now_ms, 3),
-                "input_length": blocks * BLOCK_TOKENS,
-                "output_length": int(rng.geometric(1 / 300)),
-                "session_id": session,
-                "hash_ids_rle": [number for extent in extents for number in extent],
+                "timestamp": round(1000 * call.time_s, 3),
+                "input_length": call.blocks * BLOCK_TOKENS,
+                "output_length": call.output_tokens,
+                "session_id": call.session,
+                "hash_ids_rle": [number for extent in call.extents for number in extent],
             }
             file.write(json.dumps(line, separators=(",", ":")) + "\n")
-            now_ms += float(rng.exponential(1000 * SPAN_S / REQUESTS))
     return accesses
+
+
+def write_lcp(path: Path, requests: int, seed: int) -> int:
+    """Write the trace in libCacheSim's binary format, 16 bytes for each access, and return the number of these.
+
+    The header, which has the number of accesses, is a Zstandard frame of its own, written when all is known.
+    """
+    accesses = 0
+    body = path.with_suffix(".body")
+    with body.open("wb") as raw, zstandard.ZstdCompressor(level=1).stream_writer(raw) as file:
+        for call in calls(requests, seed):
+            blocks = np.full(call.blocks, -1, dtype=BLOCK)
+            blocks["id"] = np.concatenate([np.arange(first, first + length) for first, length in call.extents])
+            time_us, tokens = round(1e6 * call.time_s), call.blocks * BLOCK_TOKENS
+            file.write(REQUEST.pack(call.session, -1, time_us, call.blocks, tokens, call.output_tokens, 0, 0))
+            file.write(blocks.tobytes())
+            accesses += call.blocks
+    header = HEADER.pack(MAGIC, 1, requests, accesses, 0, 0, 0, 0, BLOCK_TOKENS, 1, 0, 0, b"", MAGIC)
+    with path.open("wb") as whole, body.open("rb") as rest:
+        whole.write(zstandard.compress(header))
+        shutil.copyfileobj(rest, whole)
+    body.unlink()
+    return accesses
+
+
+WRITERS: dict[str, tuple[str, Callable[[Path, int, int], int]]] = {
+    "mooncake": ("trace.jsonl", write_lines),
+    "lcp": ("trace.lcp.zst", write_lcp),
+}
+"""The name of the file, and what writes it, by the format."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,13 +189,14 @@ class Measured:
     page_hit_rate: float
 
 
-def measure(share: float, command: str) -> Measured:
+def measure(share: float, command: str, kind: str) -> Measured:
     """Run kvsim once over a part of the trace, in a process of its own."""
     requests = round(REQUESTS * share)
     with tempfile.TemporaryDirectory() as folder:
-        trace, output = Path(folder) / "trace.jsonl", Path(folder) / "run"
-        accesses = write_trace(trace, requests)
-        words = ["trace=mooncake", f"trace.path={trace}", f"trace.block_tokens={BLOCK_TOKENS}", f"page_tokens={BLOCK_TOKENS}",
+        name, write = WRITERS[kind]
+        trace, output = Path(folder) / name, Path(folder) / "run"
+        accesses = write(trace, requests, 0)
+        words = [f"trace={kind}", f"trace.path={trace}", f"trace.block_tokens={BLOCK_TOKENS}", f"page_tokens={BLOCK_TOKENS}",
                  *TIERS[command], f"output={output}"]  # fmt: skip
         began = perf_counter()
         program = subprocess.Popen([sys.executable, "-m", "kvsim", command, *words], stdout=subprocess.DEVNULL)
@@ -189,19 +248,21 @@ def main() -> int:
     parser.add_argument("--share", type=float, default=1.0, help="part of the requests that is measured (1)")
     parser.add_argument("--only", choices=tuple(COMMANDS), default="replay", help="what to measure (replay)")
     parser.add_argument("--output", type=Path, default=HERE, help="folder of billion.json and billion.md (this one)")
+    parser.add_argument("--format", choices=tuple(WRITERS), default="mooncake", help="the format of the trace (mooncake)")
     parser.add_argument("--make", type=Path, help="only write the trace, to this file")
     options = parser.parse_args()
     if options.make:
-        print(f"{write_trace(options.make, round(REQUESTS * options.share)):,} page accesses")
+        print(f"{WRITERS[options.format][1](options.make, round(REQUESTS * options.share), 0):,} page accesses")
         return 0
     yardstick = Yardstick(program=YARDSTICK, trace=TRACE)
     is_there = YARDSTICK.exists() and TRACE.exists()
     if is_there:
         yardstick.measure()
-    small, large = (measure(share, options.only) for share in (options.share / 10, options.share))
+    small, large = (measure(share, options.only, options.format) for share in (options.share / 10, options.share))
     if is_there:
         yardstick.measure()
-    title = COMMANDS[options.only] + (f" of {options.share:.0%}" if options.share < 1 else "")
+    title = COMMANDS[options.only] + OTHER_TITLES.get(options.format, "")
+    title += f" of {options.share:.0%}" if options.share < 1 else ""
     rows = rows_of(options.only, small, large, options.share)
     print_rows(Console(), title, rows)
     results = read_results(options.output / "billion.json")

@@ -15,6 +15,8 @@ from kvsim.trace.columns import renamed
 from kvsim.trace.dag import Dag
 from kvsim.trace.dynamo import Dynamo
 from kvsim.trace.file_trace import FileTrace
+from kvsim.trace.files import open_trace
+from kvsim.trace.lcp import Lcp, is_lcp, read_header
 from kvsim.trace.lengths import LOGS, Lengths
 from kvsim.trace.lmcache import LMCache
 from kvsim.trace.mooncake import Mooncake
@@ -76,11 +78,8 @@ FORMATS = (
 """The first one whose fields are all there is the format of a file."""
 
 
-NOT_READ = {
-    ".lcp": "is in libCacheSim's binary format of prefixes, which kvsim does not read: convert it to lines "
-    '{"timestamp": ms, "input_length", "hash_ids_rle": [first id, length, ...]} and set trace.block_tokens'
-}
-"""Formats that files have by the end of their names, and why they are refused."""
+BINARY = Format("lcp", Lcp, ())
+"""The format that has no records with fields: files of it are recognised by their first bytes, or by the end of their name."""
 Columns = tuple[tuple[str, str], ...]
 """Fields of a format, and what a file calls them."""
 LOOKED_AT = 100
@@ -117,9 +116,8 @@ def _recognised(
 
 
 def _recognise(path: str, max_line_bytes: int, columns: Columns) -> tuple[Format, dict[str, int]]:
-    for ending, problem in NOT_READ.items():
-        if path.removesuffix(".gz").removesuffix(".zst").endswith(ending):
-            raise TraceError(path, None, problem)
+    if _is_binary(path, max_line_bytes):
+        return BINARY, {"block_tokens": read_header(path, max_line_bytes).block_tokens}
     records = read_records(path, LOOKED_AT, max_line_bytes)
     records = renamed(records, dict(columns)) if columns else records
     first = next(records)
@@ -136,6 +134,13 @@ def _recognise(path: str, max_line_bytes: int, columns: Columns) -> tuple[Format
     raise TraceError(path, first.line, f"unknown format: it has {_listed(first.fields)}. {_nearest(found)}; or set trace=NAME")
 
 
+def _is_binary(path: str, max_line_bytes: int) -> bool:
+    if path.removesuffix(".gz").removesuffix(".zst").endswith(".lcp"):
+        return True
+    with open_trace(path, max_line_bytes) as file:
+        return is_lcp(file.part(8))
+
+
 def _block_size(records: Iterable[Record], known: Format) -> dict[str, int]:
     """Return the setting with the size of blocks that one of the first records has; empty if none has it."""
     *outer, name = (known.block_size or "").split(".")
@@ -150,7 +155,7 @@ def _block_size(records: Iterable[Record], known: Format) -> dict[str, int]:
 
 def format_of(source: TraceSource) -> str:
     """Return the name of the format that a source reads; empty for a generator."""
-    return next((known.name for known in FORMATS if known.reader is type(source)), "")
+    return next((known.name for known in (*FORMATS, BINARY) if known.reader is type(source)), "")
 
 
 def _nearest(found: Collection[str]) -> str:

@@ -20,6 +20,7 @@ BAILIAN = (
     "https://media.githubusercontent.com/media/alibaba-edu/qwen-bailian-usagetraces-anon/5f7439c51ec248a0c585f7d90a41a6f57773b912"
 )
 AZURE = "https://raw.githubusercontent.com/Azure/AzurePublicDataset/master/data"
+PREFIXCACHE = "https://huggingface.co/datasets/harvardMadsys/2026_prefixcache/resolve/main"
 BURSTGPT = "https://github.com/HPMLL/BurstGPT/releases/download/v2.0"
 
 
@@ -111,6 +112,20 @@ TRACES = {
         None,
         members="*/traces/trace_*.json",
         joined="weka.jsonl.zst",
+    ),
+    "freeinference_blocks": Published(
+        "FreeInference, arXiv:2609.28870: agents, 327,548 requests",
+        f"{PREFIXCACHE}/freeinference.lcp.zst",
+        "CC-BY-4.0",
+        76,
+        None,
+    ),
+    "chutes_blocks": Published(
+        "Chutes, arXiv:2609.28870: chat and roleplay, 515,817 requests",
+        f"{PREFIXCACHE}/chutes.lcp.zst",
+        "CC-BY-4.0",
+        232,
+        None,
     ),
     "azure_conversation": Published(
         "Azure LLM inference 2023: chat, lengths only",

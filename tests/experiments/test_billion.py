@@ -8,6 +8,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+import kvsim
 from tests.experiments.test_studies import study
 
 
@@ -38,10 +39,20 @@ def test_its_size_is_that_of_the_published_traces(billion: ModuleType) -> None:
 
 
 def test_a_trace_is_the_same_each_time(billion: ModuleType, tmp_path: Path) -> None:
-    accesses = [billion.write_trace(tmp_path / name, 50) for name in ("one", "other")]
+    accesses = [billion.write_lines(tmp_path / name, 50, 0) for name in ("one", "other")]
     assert accesses[0] == accesses[1] and (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
     lines = [json.loads(line) for line in (tmp_path / "one").read_text().splitlines()]
     assert sum(line["input_length"] for line in lines) == 16 * accesses[0]
+
+
+def test_both_formats_have_the_same_requests(billion: ModuleType, tmp_path: Path) -> None:
+    found = []
+    for kind, (name, write) in billion.WRITERS.items():
+        accesses = write(tmp_path / name, 50, 0)
+        trace = kvsim.load_trace(kind, path=str(tmp_path / name), block_tokens=16, page_tokens=16)
+        found.append([(r.runs, r.prompt_tokens, r.output_tokens, r.session, round(r.arrival_s, 4)) for r in trace.requests])
+        assert sum(tokens for _, tokens, *_ in found[-1]) == 16 * accesses
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(("processor_s", "peak", "verdicts"), [(600, 250, [True, True]), (601, 251, [False, False])])

@@ -131,9 +131,9 @@ def test_a_field_by_another_name_is_pointed_out(write):
 
 
 @pytest.mark.parametrize("name", ["free.lcp", "free.lcp.zst", "free.lcp.gz"])
-def test_a_format_that_is_not_read_is_refused_by_name(name, write, capsys):
+def test_a_binary_file_of_another_layout_is_refused(name, write, capsys):
     path = write("\x00\x01", name=name)
-    with pytest.raises(TraceError, match=r"free\.lcp.*libCacheSim's binary format of prefixes.*hash_ids_rle"):
+    with pytest.raises(TraceError, match=r"free\.lcp.*no header of libCacheSim's binary format of prefixes.*hash_ids_rle"):
         recognise(path)
     assert main(["replay", f"trace.path={path}"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
