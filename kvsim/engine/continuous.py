@@ -16,6 +16,7 @@ from kvsim.engine.loading import Loading
 from kvsim.engine.queues import queue_for
 from kvsim.engine.running import WAITS, RunningRequests
 from kvsim.engine.schedule import PLAN_AGAIN, Parts, Schedule, Step
+from kvsim.engine.speculation import Answers
 from kvsim.engine.substrate import Work
 from kvsim.engine.waiting import WaitingRequests
 
@@ -54,6 +55,7 @@ class ContinuousBatching(Schedule):
             loading,
             engine=parts.number,
             steps_in_flight=parts.steps_in_flight,
+            answers=Answers(parts.speculation) if parts.speculation.is_on else None,
         )
         self._wake = parts.wake
         self._flight: deque[tuple[Decoding, list[tuple[Job, int]]]] = deque()
@@ -69,6 +71,10 @@ class ContinuousBatching(Schedule):
     @property
     def retractions(self) -> int:
         return self.running.retractions
+
+    @property
+    def drafts(self) -> dict[str, int]:
+        return {} if self.running.answers is None else self.running.answers.counts()
 
     @property
     def claiming_s(self) -> float:
@@ -221,6 +227,7 @@ class ContinuousBatching(Schedule):
             prefilling=batch,
             decoding=decoding.jobs,
             decode_step=decoding.step,
+            tokens_per_decode=decoding.tokens_per_request,
             engine=self.number,
             has_copies=self.mover.begins_copies(self.gpu.owner),
         )
@@ -309,7 +316,7 @@ class ContinuousBatching(Schedule):
 
     def stop(self, steps: int) -> list[Job]:
         waiting, running = self.waiting, self.running
-        running.decoding.step += steps
+        running.decoding.advance(steps)
         decoding = [job for group in running.groups for job in group.jobs]
         jobs = [*self.queue, *running.admitted, *decoding, *running.joining, *waiting.fetching]
         for job in jobs:

@@ -13,6 +13,9 @@ class Decoding:
     These are all that decode on the engine, unless several steps may be in flight: then each has a group of requests.
     """
 
+    tokens_per_request: int = 1
+    """Tokens that a step computes of each request."""
+
     def __init__(self, page_tokens: int) -> None:
         self.page_tokens = page_tokens
         self.jobs: dict[Job, None] = {}
@@ -55,6 +58,10 @@ class Decoding:
         tokens = job.target_tokens - 1
         self._context_offset -= tokens - job.joined_step
         job.generated += done
+
+    def advance(self, steps: int) -> None:
+        """Record that decode steps have been made."""
+        self.step += steps
 
     def remove_ended(self) -> Job | None:
         """Take out and return a request whose answer is complete; None if there is none."""

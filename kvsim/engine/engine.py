@@ -21,6 +21,7 @@ from kvsim.engine.mover import Carried, Mover
 from kvsim.engine.prefetching import Prefetching
 from kvsim.engine.running import RunningRequests
 from kvsim.engine.schedule import PLAN_AGAIN, Parts, Schedule, Step
+from kvsim.engine.speculation import Speculation
 from kvsim.engine.substrate import Substrate, Work
 from kvsim.engine.watch import EngineWatch
 from kvsim.numbers import SECONDS, Whole, check_number, check_settings
@@ -40,6 +41,8 @@ class EngineSettings:
     """layerwise: a layer is computed as soon as its pages have arrived; none: the step waits for all loads."""
     links: str = "fifo"
     """fifo: transfers on a link run one after another; shared: all run at once, in equal shares."""
+    speculation: Speculation = field(default_factory=Speculation)
+    """Drafts for the tokens of answers."""
     reset_at_s: list[float] = field(default_factory=list)
     """Times at which the cache is reset once all running requests have finished, as by a trace's ``{"reset": "drain"}``."""
 
@@ -48,6 +51,12 @@ class EngineSettings:
         for name, choices in (("overlap", ("layerwise", "none")), ("links", ("fifo", "shared"))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)}")
+        most = self.max_running_requests * self.speculation.tokens_per_request
+        if self.speculation.is_on and most > self.max_batch_tokens:
+            raise ValueError(
+                f"max_batch_tokens={self.max_batch_tokens} has no room for speculation.tokens={self.speculation.tokens} of "
+                f"max_running_requests={self.max_running_requests} in a step: it must be at least {most}"
+            )
         times: Any = self.reset_at_s  # its items may be anything
         for time_s in times:
             check_number("reset_at_s", SECONDS, time_s, hint="it is a list of times")
@@ -106,6 +115,7 @@ class Engine(Carried):
             number=number,
             wake=self.wake,
             woken=self.woken,
+            speculation=settings.speculation,
             steps_in_flight=steps_in_flight,
         )
         self.schedule = ContinuousBatching(parts) if schedule is None else schedule(parts)

@@ -107,6 +107,8 @@ class Outcome:
     engines_stages_s: list[float] = field(default_factory=list)
     """Time in which each engine's stages were busy, on average; 0 with a single stage."""
     retractions: int = 0
+    drafts: dict[str, int] = field(default_factory=dict)
+    """What drafts for answers have come to; empty without any (see ``Schedule.drafts``)."""
     lost_to_disagreement: Disagreement = field(default_factory=Disagreement)
     simulated_s: float = 0.0
     wall_s: float = 0.0

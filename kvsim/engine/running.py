@@ -14,6 +14,7 @@ from kvsim.engine.job import CLAIMING, ENDED, Job, longest_leap
 from kvsim.engine.loading import Loading
 from kvsim.engine.mover import Mover
 from kvsim.engine.queue import WaitingQueue
+from kvsim.engine.speculation import Answers, SpeculativeDecoding
 from kvsim.engine.waiting import WaitingRequests
 
 WAITS: Final = -1
@@ -40,6 +41,7 @@ class RunningRequests:
         *,
         engine: int,
         steps_in_flight: int = 1,
+        answers: Answers | None = None,
     ) -> None:
         self.env = mover.env
         self.cache = cache
@@ -60,7 +62,9 @@ class RunningRequests:
         self.claims_since_s = nan
         self.claiming_s = 0.0
         """Time in which admitted requests waited for slots whose pages were being written down, until ``claims_since_s``."""
-        self.groups = [Decoding(cache.page_tokens) for _ in range(steps_in_flight)]
+        self.answers = answers
+        """How far steps go in answers, if these are decoded with drafts."""
+        self.groups = [self._new_group() for _ in range(steps_in_flight)]
         """Those that decode, by the step in flight that they are in."""
         self.decoding = self.groups[0]
         """The group whose step is formed, or has just ended."""
@@ -77,6 +81,10 @@ class RunningRequests:
         """What ``make_room`` waits for."""
         self._due_late: list[tuple[Job, Lease, int]] = []
         """The pages that a leap under way needs if it is not stopped, where pages are taken late."""
+
+    def _new_group(self) -> Decoding:
+        page_tokens = self.cache.page_tokens
+        return Decoding(page_tokens) if self.answers is None else SpeculativeDecoding(page_tokens, self.answers)
 
     def __len__(self) -> int:
         return len(self.admitted) + self.decoding_requests + len(self.joining) + self.held
@@ -164,7 +172,7 @@ class RunningRequests:
 
     def plan_prefill(self, batch: list[tuple[Job, int]], max_tokens: int, now: float) -> None:
         """Add the chunks of admitted requests to the next step, as (job, tokens), in order of admission."""
-        self.budget_tokens = max_tokens - len(self.decoding.jobs)
+        self.budget_tokens = max_tokens - self.decoding.tokens_per_request * len(self.decoding.jobs)
         for job in self._prefilling:  # if one is retracted, the next step has another list
             if self.budget_tokens <= 0:
                 break
@@ -203,7 +211,8 @@ class RunningRequests:
             victim = max([*decoding, *self._idle_admitted()], key=queue.retraction_key, default=job)
         if victim.flying:
             return False
-        self.budget_tokens += sum([tokens for planned, tokens in batch if planned is victim]) + (victim in decoding)
+        self.budget_tokens += sum([tokens for planned, tokens in batch if planned is victim])
+        self.budget_tokens += self.decoding.tokens_per_request if victim in decoding else 0
         batch[:] = [chunk for chunk in batch if chunk[0] is not victim]
         self._retract(victim)
         return victim is not job
@@ -309,7 +318,7 @@ class RunningRequests:
             growth = self.cache.grow(self.decoding.pages_used(self._due_late, steps), self.env.now)
             self._due_late = []
             assert growth.has_room and not growth.transfers, "a leap had no room for its pages"
-        self.decoding.step += steps
+        self.decoding.advance(steps)
         if not self.cache.pauses_after_retraction:
             self.is_full = False
 

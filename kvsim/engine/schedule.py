@@ -2,7 +2,7 @@
 
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from simpy import Event
@@ -16,6 +16,7 @@ from kvsim.engine.frontend import Frontend
 from kvsim.engine.job import Job
 from kvsim.engine.mover import Mover
 from kvsim.engine.prefetching import Prefetching
+from kvsim.engine.speculation import Speculation
 from kvsim.engine.substrate import Work
 from kvsim.engine.waiting import WaitingRequests
 from kvsim.policies.scheduling.base import SchedulingPolicy
@@ -44,6 +45,7 @@ class Parts:
     """Makes the engine plan again."""
     woken: Callable[[], Event]
     """Returns the event that happens when the engine is made to plan again."""
+    speculation: Speculation = field(default_factory=Speculation)
     steps_in_flight: int = 1
     """Steps that may be under way at a time, as in a pipeline."""
 
@@ -109,6 +111,11 @@ class Schedule(metaclass=ABCMeta):
     @abstractmethod
     def retractions(self) -> int:
         """How often a request had to give its pages back."""
+
+    @property
+    def drafts(self) -> dict[str, int]:
+        """What drafts have come to, by name; empty without any."""
+        return {}
 
     @property
     @abstractmethod

@@ -25,7 +25,7 @@ class Work:
     __slots__ = (
         "chunks", "sampled_tokens", "decode_requests", "decode_context_tokens", "repeated_context_tokens", "max_steps", "stop",
         "prefilling", "decoding", "stalled_s", "exchange_s", "stages_s", "decode_step", "engine", "forms_each_step", "has_copies",
-        "is_cut",
+        "is_cut", "tokens_per_decode",
     )  # fmt: skip
 
     def __init__(
@@ -43,6 +43,7 @@ class Work:
         engine: int = 0,
         forms_each_step: bool = False,
         has_copies: bool = False,
+        tokens_per_decode: int = 1,
     ) -> None:
         self.chunks: list[tuple[int, int]] = [] if chunks is None else chunks
         """Prefill chunks as (tokens, position of the first token in its prompt)."""
@@ -80,6 +81,8 @@ class Work:
         """Whether copies from or to the engine's GPU begin at the same time."""
         self.is_cut = False
         """Set when the engine fails: the rest of it is not computed."""
+        self.tokens_per_decode = tokens_per_decode
+        """Tokens that a step computes of each decoding request: more than 1 if it checks a draft. Then there is no leap."""
 
     def times_formed(self, steps: int) -> int:
         """Return how often the engine forms the first ``steps`` steps: once for a leap, unless it forms each step."""

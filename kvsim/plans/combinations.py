@@ -67,6 +67,7 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
     _check_sample(plan, keys)
     _check_own_cache(plan, command, keys)
     _check_schedule(plan, command, keys)
+    _check_speculation(plan, keys)
     _check_cluster(plan, keys)
     if not plan.model.is_hybrid and not isinstance(plan.checkpoint, NoCheckpoint):
         raise NoEffect("checkpoint", "on a model without recurrent layers, which has no state to save", "set checkpoint=none")
@@ -142,6 +143,23 @@ def _check_schedule(plan: Plan, command: str, keys: set[str]) -> None:
             plan.rules.check_schedule(policy, plan.page_tokens, plan.engine.max_batch_tokens)
         except ValueError as error:
             raise UsageError(str(error)) from error
+
+
+def _check_speculation(plan: Plan, keys: set[str]) -> None:
+    """Raise UsageError for drafts where their steps are not known, and for their settings without any."""
+    if not plan.engine.speculation.is_on:
+        for name in ("acceptance", "draft_cost", "seed"):
+            if key := given(keys, f"engine.speculation.{name}"):
+                raise NoEffect(key, "without a draft", "set engine.speculation.tokens")
+        return
+    for problem, is_there in (
+        ("recurrent layers, whose states would have to go back", plan.model.is_hybrid),
+        (f"the schedule of {plan.rules.engine}'s own rules", plan.rules.scheduler() is not None),
+        ("several stages (hardware.pipeline_parallel)", plan.hardware.pipeline_parallel > 1),
+        ("substrate=hardware, whose model has no draft", plan.substrate == "hardware"),
+    ):
+        if is_there:
+            raise UsageError(f"engine.speculation: drafts are not simulated with {problem}: set engine.speculation.tokens=0")
 
 
 def _check_cluster(plan: Plan, keys: set[str]) -> None:

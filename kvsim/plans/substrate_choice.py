@@ -37,7 +37,13 @@ class SubstrateChoice:
 
 def open_simulated(plan: Plan, requests: Sequence[Request], caches: Sequence[ServedCache]) -> Substrate:
     return SimulatedSubstrate(
-        plan.model, plan.hardware, plan.page_tokens, links=plan.engine.links, seed=plan.seed, layout=plan.layout
+        plan.model,
+        plan.hardware,
+        plan.page_tokens,
+        links=plan.engine.links,
+        seed=plan.seed,
+        layout=plan.layout,
+        speculation=plan.engine.speculation,
     )
 
 

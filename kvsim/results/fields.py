@@ -22,6 +22,7 @@ from kvsim.results.engine_records import ENGINE, engine_records, imbalance
 from kvsim.results.formulas import (
     THROUGHPUT,
     all_warnings,
+    drafts,
     given,
     lost_to_disagreement,
     quantiles,
@@ -274,6 +275,15 @@ FIELDS: list[Field] = [
     Field(
         name="retractions", kind=MaybeCount, better=-1, of=lambda run: run.outcome.retractions,
         meaning="times a running request had to give its pages back",
+    ),
+    Field(
+        name="speculation", presence=OPTIONAL, of=lambda run: drafts(run.outcome.drafts),
+        kind=shape(
+            steps=Count, draft_tokens=Count, accepted_tokens=Count, tokens=Count, acceptance_rate=Share, tokens_per_step=Number
+        ),
+        meaning="only with `engine.speculation.tokens`, over all decode steps of all answers: `steps`, the `draft_tokens` made "
+        "for them, those that were right (`accepted_tokens`) and the `tokens` of answers; `acceptance_rate`, accepted over "
+        "draft tokens; and `tokens_per_step`",
     ),
     Field(
         name="lost_to_disagreement", kind=by(str, Count), presence=OPTIONAL, of=lost_to_disagreement,

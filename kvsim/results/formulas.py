@@ -142,3 +142,14 @@ def quantiles(run: Basis) -> list[float]:
     times = run.outcome.ttft_s[run.served]
     known = times[~np.isnan(times)]
     return np.percentile(known, np.arange(101)).round(9).tolist() if known.size else []
+
+
+def drafts(counts: dict[str, int]) -> dict[str, float] | None:
+    """Return what drafts have come to, with their rates; None without any, or if no answer had a step."""
+    if not counts or not counts["steps"]:
+        return None
+    rates = {
+        "acceptance_rate": counts["accepted_tokens"] / counts["draft_tokens"],
+        "tokens_per_step": counts["tokens"] / counts["steps"],
+    }
+    return {**counts, **rates}

@@ -196,7 +196,7 @@ def merged(
 
     ``order`` has the name and owner of each link, in the order in which an outcome lists them.
     """
-    sums: dict[str, Any] = {name: summed([part[name] for part in parts]) for name in ("prefetch", "placement", "checkpoints")}
+    sums: dict[str, Any] = {name: summed([part[name] for part in parts]) for name in SUMMED}
     lists: dict[str, Any] = {name: _by_engine(shares, [part[name] for part in parts]) for name in BY_ENGINE}
     places = {lane: place for place, lane in enumerate(order)}
     lanes = [lane for part in parts for lane in part["link_lanes"]]
@@ -220,6 +220,8 @@ def merged(
     return outcome
 
 
+SUMMED = ("prefetch", "placement", "checkpoints", "drafts")
+"""Fields with counts by name."""
 BY_ENGINE = ("engines", "engines_busy_s", "engines_claiming_s", "engines_exchange_s", "engines_stages_s")
 """Fields with an entry for each engine."""
 

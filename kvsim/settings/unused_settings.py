@@ -66,8 +66,8 @@ WITHOUT_EFFECT = {
     "serve": (
         "trace", "replay", "curve", "print_tree", "validate", "server", "results", "saturate", "slo", "sweep", "substrate",
         "disk", "warmup", "timeline", "events", "output", "logger", "routing", "cluster.prefill", "cluster.decode",
-        "cluster.decode_routing", "cluster.failures", "cluster.workers", "engine.reset_at_s", "shadow", "plan", "leaderboard",
-        "train", *SAMPLE,
+        "cluster.decode_routing", "cluster.failures", "cluster.workers", "engine.reset_at_s", "engine.speculation",
+        "shadow", "plan", "leaderboard", "train", *SAMPLE,
     ),
 }  # fmt: skip
 """By command, groups and settings; a section stands for all below it. ``validate server`` is ``kvsim validate`` with a server, or

@@ -307,9 +307,12 @@ def engine_settings(draw: st.DrawFn, *, is_single: bool) -> list[str]:
     """How an engine batches and loads and, unless they are one after another, in which order requests wait."""
     if is_single:
         return [f"engine.max_batch_tokens={draw(st.sampled_from([3, 10, 1000]))}"]
+    drafts = draw(st.sampled_from([0, 0, 0, 2]))
+    most = draw(st.sampled_from([1, 3, 100]))
     return [
-        f"engine.max_batch_tokens={draw(st.sampled_from([3, 10, 1000]))}",
-        f"engine.max_running_requests={draw(st.sampled_from([1, 3, 100]))}",
+        f"engine.max_batch_tokens={max(draw(st.sampled_from([3, 10, 1000])), (1 + drafts) * most if drafts else 0)}",
+        f"engine.max_running_requests={most}",
+        *([f"engine.speculation.tokens={drafts}", "engine.speculation.acceptance=[0.6]"] if drafts else []),
         f"engine.overlap={draw(st.sampled_from(['none', 'layerwise']))}",
         f"engine.links={draw(st.sampled_from(['fifo', 'shared']))}",
         f"engine.reset_at_s={draw(st.sampled_from(['[]', '[]', '[0.05,3.0]']))}",

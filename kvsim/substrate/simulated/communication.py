@@ -78,7 +78,7 @@ class ExpertLoad:
 
 def tokens_of(work: Work) -> int:
     """Return the tokens that a step computes."""
-    tokens = work.decode_requests
+    tokens = work.decode_requests * work.tokens_per_decode
     for count, _ in work.chunks:
         tokens += count
     return tokens

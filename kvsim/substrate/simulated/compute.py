@@ -60,7 +60,7 @@ class Formula(Steps):
         pairs = sum([count * start for count, start in work.chunks])
         context = steps * work.decode_context_tokens + decoding * (steps * (steps - 1) // 2)
         return (
-            steps * (hardware.fixed_s + hardware.decode_request_s * decoding)
+            steps * (hardware.fixed_s + hardware.decode_request_s * decoding * work.tokens_per_decode)
             + hardware.prefill_token_s * tokens
             + hardware.chunk_context_s * pairs
             + hardware.decode_context_s * context
@@ -93,14 +93,16 @@ class Roofline(Steps):
 
     def first_step(self, work: Work) -> tuple[float, float]:
         """Return FLOPs and bytes of a leap's first step."""
-        model, decoding = self.model, work.decode_requests
-        tokens, flops, prefix = decoding, decoding * self._linear_flops, 0
+        model, decoding, each = self.model, work.decode_requests, work.tokens_per_decode
+        decoded = decoding * each
+        tokens, flops, prefix = decoded, decoded * self._linear_flops, 0
         for count, start in work.chunks:
             tokens += count
             prefix += start
             flops += model.prefill_flops(count, start)
-        flops += self._attention_flops * work.decode_context_tokens
-        flops += self._sampling_flops * (decoding + work.sampled_tokens) + self.experts.more_flops(tokens)
+        pairs = work.decode_context_tokens if each == 1 else each * work.decode_context_tokens + decoded * (each - 1) // 2
+        flops += self._attention_flops * pairs
+        flops += self._sampling_flops * (decoded + work.sampled_tokens) + self.experts.more_flops(tokens)
         kv_bytes = self._kv_bytes * (prefix + tokens + work.decode_context_tokens)
         return flops, self.experts.weight_bytes(tokens) + kv_bytes + self._state_bytes * (decoding + len(work.chunks))
 
@@ -149,6 +151,7 @@ class MeasuredParts(Steps):
         self._product_flops = model.linear_flops_per_token - (model.recurrence_flops_per_token if self._has_scan else 0.0)
         self._layer_bytes = layer_bytes = model.kv_bytes_per_token / model.attention_layers / hardware.gpus
         flops_s = model.decode_attention_flops_per_pair / hardware.effective_flops_per_s
+        self._pair_s = flops_s
         measured = [
             (n_bytes / layer_bytes, model.attention_layers * n_bytes / rate) for n_bytes, rate in self.curves.decode_attention
         ]
@@ -157,7 +160,7 @@ class MeasuredParts(Steps):
     def leap_s(self, work: Work, steps: int) -> float:
         seconds = steps * self._constant_s(work)
         if work.decode_requests:
-            seconds += self._decode_attention.total(self._read_tokens(work), work.decode_requests, steps)
+            seconds += self._decode_attention_s(work, steps)
         hardware = self.hardware
         if work.chunks:
             launch_s = hardware.launch_s(len(work.chunks), work.decode_requests, has_copies=work.has_copies)
@@ -165,6 +168,13 @@ class MeasuredParts(Steps):
         else:
             seconds += hardware.leap_extra_s(work.times_formed(steps), has_copies=work.has_copies)
         return seconds + steps * hardware.step_overhead_s
+
+    def _decode_attention_s(self, work: Work, steps: int) -> float:
+        """Return the seconds in which keys and values are read; at least, where a draft is checked, those of its FLOPs."""
+        seconds = self._decode_attention.total(self._read_tokens(work), work.decode_requests, steps)
+        if work.tokens_per_decode == 1:
+            return seconds
+        return max(seconds, self._pair_s * work.tokens_per_decode * work.decode_context_tokens)
 
     def _read_tokens(self, work: Work) -> float:
         """Return the tokens of context that take as long to read, without repetitions, as those of the first step."""
@@ -189,11 +199,11 @@ class MeasuredParts(Steps):
 
     def _products_s(self, work: Work) -> float:
         model = self.model
-        tokens = work.decode_requests
+        tokens = decoded = work.decode_requests * work.tokens_per_decode
         if work.chunks:
             tokens = self.curves.tiled(tokens + sum(count for count, _ in work.chunks))
         prefix = sum(start for _, start in work.chunks)
-        sampled = work.decode_requests + work.sampled_tokens
+        sampled = decoded + work.sampled_tokens
         flops = tokens * self._product_flops + prefix * model.prefix_flops_per_token
         flops += sampled * model.sampling_flops_per_token + self.experts.more_flops(tokens)
         rate = self.curves.linear_flops_per_s(flops / self.experts.weight_bytes(tokens))

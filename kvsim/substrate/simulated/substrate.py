@@ -12,12 +12,14 @@ from kvsim.core.transfer import Transfer
 from kvsim.engine.job import Send
 from kvsim.engine.layout import ONE_ENGINE, Layout
 from kvsim.engine.link_use import LinkUse
+from kvsim.engine.speculation import Speculation
 from kvsim.engine.substrate import Work, request_of
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.model.spec import ModelSpec
 from kvsim.substrate.simulated.clock import VirtualClock
 from kvsim.substrate.simulated.communication import Communication
 from kvsim.substrate.simulated.compute import counts_repeated
+from kvsim.substrate.simulated.drafted_steps import DraftedSteps
 from kvsim.substrate.simulated.ends import Followed, Leap
 from kvsim.substrate.simulated.links import Flow
 from kvsim.substrate.simulated.noisy_steps import steps_of_run
@@ -62,6 +64,7 @@ class SimulatedSubstrate:
         links: str,
         seed: int = 0,
         layout: Layout = ONE_ENGINE,
+        speculation: Speculation | None = None,
     ) -> None:
         clock = VirtualClock()
         self.env: Environment = clock
@@ -70,6 +73,8 @@ class SimulatedSubstrate:
         self.layers = model.layers
         self.hardware = hardware
         self.steps = steps_of_run(model, hardware, seed=seed, engines=layout.engines)
+        if speculation is not None and speculation.is_on:
+            self.steps = DraftedSteps(self.steps, speculation)
         self._counts_repeated = counts_repeated(hardware)
         self.warm_steps = WarmSteps(self.steps, hardware, engines=layout.engines)
         self.wiring = Wiring(self.agenda, hardware, self.page_bytes, model.attention_layers, layout, links)
