@@ -27,6 +27,7 @@ from typing import Any
 
 import kvsim.conf
 from kvsim.api import load_trace
+from kvsim.core.request import Request, RetentionRange
 from kvsim.errors import UsageError
 from kvsim.installation import build_name
 from kvsim.plans.build import build_run
@@ -61,6 +62,8 @@ CONVERSATION_PAGES = (1_000, 5_000, 10_000, 30_000, 50_000)
 WEKA_PAGES = (20_000, 80_000, 300_000)
 REPEATS = 5
 PRIORITIES = 3
+KEPT_TOKENS, KEPT_S = 256, 60.0
+"""The tokens of a prompt that its request asks to keep, and for how long."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,13 @@ def accepts(trace: Trace, choice: Sequence[str]) -> bool:
 
 
 def with_priorities(trace: Trace) -> Trace:
-    """The same trace, with one of a few priorities for the requests of each session."""
-    trace.requests[:] = [replace(request, priority=request.session % PRIORITIES) for request in trace.requests]
+    """The same trace, with one of a few priorities for the requests of each session, which also say it of their first tokens."""
+
+    def changed(request: Request) -> Request:
+        priority = request.session % PRIORITIES
+        return replace(request, priority=priority, retention=(RetentionRange(0, KEPT_TOKENS, 50 + priority, KEPT_S),))
+
+    trace.requests[:] = [changed(request) for request in trace.requests]
     return trace
 
 
