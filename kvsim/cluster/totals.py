@@ -29,6 +29,7 @@ def outcome_of(book: Book, engines: list[Engine], layout: Layout, ended_s: float
         engines_claiming_s=[engine.schedule.claiming_s for engine in engines],
         retractions=sum([engine.schedule.retractions for engine in engines]),
         drafts=summed([engine.schedule.drafts for engine in engines]),
+        adapter_use=summed([engine.schedule.adapter_use for engine in engines]),
         lost_to_disagreement=disagreement(engines),
         simulated_s=ended_s,
         wall_s=wall_s,

@@ -69,6 +69,8 @@ class Request:
     """Directives of its client, in order, without overlaps; for policies that use them."""
     tenant: str = ""
     """Whose request it is, if the trace says so."""
+    adapter: str = ""
+    """The LoRA adapter that it is computed with; "": none. Requests with different ones share no pages."""
     output_runs: tuple[Extent, ...] | None = None
     """Page ids after the prompt's ``runs`` in prompt + answer[:-1], full pages only; None if the trace has no answer tokens."""
     own_path: tuple[Extent, ...] | None = None

@@ -9,6 +9,7 @@ from simpy import Event
 from kvsim.core.lease import Lease
 from kvsim.core.request import Request
 from kvsim.core.transfer import Transfer
+from kvsim.engine.adapters import AdapterSlots
 from kvsim.engine.decoding import Decoding
 from kvsim.engine.frontend import Frontend
 from kvsim.engine.job import DECODING, LOST, PREFILLING, Job
@@ -57,6 +58,8 @@ class ContinuousBatching(Schedule):
             steps_in_flight=parts.steps_in_flight,
             answers=Answers(parts.speculation) if parts.speculation.is_on else None,
         )
+        self.adapters = AdapterSlots(parts.lora) if parts.lora.is_on else None
+        """The places for adapters, if they cost anything."""
         self._wake = parts.wake
         self._flight: deque[tuple[Decoding, list[tuple[Job, int]]]] = deque()
         """Who decodes in each step under way, and its prefill chunks."""
@@ -75,6 +78,10 @@ class ContinuousBatching(Schedule):
     @property
     def drafts(self) -> dict[str, int]:
         return {} if self.running.answers is None else self.running.answers.counts()
+
+    @property
+    def adapter_use(self) -> dict[str, int]:
+        return {} if self.adapters is None else self.adapters.counts()
 
     @property
     def claiming_s(self) -> float:
@@ -157,7 +164,12 @@ class ContinuousBatching(Schedule):
 
     def _step(self, batch: list[tuple[Job, int]], steps: int) -> Step:
         """Return the step of these chunks and of all that decode, or a leap."""
-        step = Step(self._work(batch, steps), [load for job, _ in batch for load in job.loads if not load.done])
+        work = self._work(batch, steps)
+        if self.adapters is not None:
+            each = work.tokens_per_decode
+            decoding = [(job.request, each) for job in self.running.decoding.jobs]
+            work.adapters = self.adapters.use([*decoding, *[(job.request, tokens) for job, tokens in batch]])
+        step = Step(work, [load for job, _ in batch for load in job.loads if not load.done])
         for job, tokens in batch:
             job.flying += tokens
         self.running.decoding.is_flying = True
@@ -178,8 +190,10 @@ class ContinuousBatching(Schedule):
         if queue.tells_generated and queue:
             running.tell_generated()
         queue.begin_round(now)
+        if self.adapters is not None:
+            self.adapters.begin_round([job.request for job in running.all_running()])
         while queue and not self.is_draining and running.takes_more(self.max_running_requests):
-            job = queue.first()
+            job = self._next()
             if job is None:
                 break
             request = job.request
@@ -206,11 +220,20 @@ class ContinuousBatching(Schedule):
             waiting.leave_queue(job)
             queue.admitted(job, max(1, tokens - (lease.gpu_pages + load_pages) * page_tokens))
             running.admit(job, lease)
+            if self.adapters is not None:
+                self.adapters.admitted(request)
             if job.lease is None:  # its slots are lost: it waits again
                 break
             if job.phase == PREFILLING:
                 running.plan_chunk(job, batch, now)
         return None
+
+    def _next(self) -> Job | None:
+        """Return the first waiting request whose adapter, if it has one, may run beside those of the others; None: none now."""
+        job, adapters = self.queue.first(), self.adapters
+        if job is None or adapters is None or adapters.takes(job.request):
+            return job
+        return next((other for other in self.queue if adapters.takes(other.request)), None)
 
     def fits_alone(self, lease: Lease, pages: int) -> bool:
         """Whether a request could get ``pages`` pages in all if no other one ran. The lease must be fresh from ``match``."""
@@ -325,6 +348,8 @@ class ContinuousBatching(Schedule):
             running.release(job)
         self._flight.clear()
         running.clear()
+        if self.adapters is not None:
+            self.adapters.clear()
         return jobs
 
     def drop(self, job: Job, *, is_up: bool) -> None:

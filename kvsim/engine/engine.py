@@ -14,6 +14,7 @@ from kvsim.core.serving import ServedCache
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
+from kvsim.engine.adapters import AdapterSettings
 from kvsim.engine.continuous import ContinuousBatching
 from kvsim.engine.frontend import Frontend
 from kvsim.engine.job import ENDED, Job
@@ -43,6 +44,8 @@ class EngineSettings:
     """fifo: transfers on a link run one after another; shared: all run at once, in equal shares."""
     speculation: Speculation = field(default_factory=Speculation)
     """Drafts for the tokens of answers."""
+    lora: AdapterSettings = field(default_factory=AdapterSettings)
+    """Adapters on the GPU."""
     reset_at_s: list[float] = field(default_factory=list)
     """Times at which the cache is reset once all running requests have finished, as by a trace's ``{"reset": "drain"}``."""
 
@@ -116,6 +119,7 @@ class Engine(Carried):
             wake=self.wake,
             woken=self.woken,
             speculation=settings.speculation,
+            lora=settings.lora,
             steps_in_flight=steps_in_flight,
         )
         self.schedule = ContinuousBatching(parts) if schedule is None else schedule(parts)

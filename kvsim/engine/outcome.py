@@ -109,6 +109,8 @@ class Outcome:
     retractions: int = 0
     drafts: dict[str, int] = field(default_factory=dict)
     """What drafts for answers have come to; empty without any (see ``Schedule.drafts``)."""
+    adapter_use: dict[str, int] = field(default_factory=dict)
+    """What LoRA adapters have come to; empty where they cost nothing (see ``Schedule.adapter_use``)."""
     lost_to_disagreement: Disagreement = field(default_factory=Disagreement)
     simulated_s: float = 0.0
     wall_s: float = 0.0

@@ -96,6 +96,10 @@ class RunningRequests:
             return len(self.decoding.jobs)
         return sum([len(group.jobs) for group in self.groups])
 
+    def all_running(self) -> list[Job]:
+        """Return all that are admitted or decode."""
+        return [*self.admitted, *[job for group in self.groups for job in group.jobs]]
+
     @property
     def has_work(self) -> bool:
         """Whether any of them is to be computed here."""

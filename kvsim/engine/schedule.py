@@ -12,6 +12,7 @@ from kvsim.core.serving import ServedCache
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
+from kvsim.engine.adapters import AdapterSettings
 from kvsim.engine.frontend import Frontend
 from kvsim.engine.job import Job
 from kvsim.engine.mover import Mover
@@ -46,6 +47,7 @@ class Parts:
     woken: Callable[[], Event]
     """Returns the event that happens when the engine is made to plan again."""
     speculation: Speculation = field(default_factory=Speculation)
+    lora: AdapterSettings = field(default_factory=AdapterSettings)
     steps_in_flight: int = 1
     """Steps that may be under way at a time, as in a pipeline."""
 
@@ -115,6 +117,11 @@ class Schedule(metaclass=ABCMeta):
     @property
     def drafts(self) -> dict[str, int]:
         """What drafts have come to, by name; empty without any."""
+        return {}
+
+    @property
+    def adapter_use(self) -> dict[str, int]:
+        """What LoRA adapters have come to, by name; empty where they cost nothing."""
         return {}
 
     @property

@@ -7,6 +7,7 @@ from simpy import Environment, Event
 
 from kvsim.core.tier import Edge
 from kvsim.core.transfer import Transfer
+from kvsim.engine.adapters import AdapterWork
 from kvsim.engine.job import Job, Send
 from kvsim.engine.link_use import LinkUse
 
@@ -25,7 +26,7 @@ class Work:
     __slots__ = (
         "chunks", "sampled_tokens", "decode_requests", "decode_context_tokens", "repeated_context_tokens", "max_steps", "stop",
         "prefilling", "decoding", "stalled_s", "exchange_s", "stages_s", "decode_step", "engine", "forms_each_step", "has_copies",
-        "is_cut", "tokens_per_decode",
+        "is_cut", "tokens_per_decode", "adapters",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +84,8 @@ class Work:
         """Set when the engine fails: the rest of it is not computed."""
         self.tokens_per_decode = tokens_per_decode
         """Tokens that a step computes of each decoding request: more than 1 if it checks a draft. Then there is no leap."""
+        self.adapters: AdapterWork | None = None
+        """What LoRA adapters add to each step."""
 
     def times_formed(self, steps: int) -> int:
         """Return how often the engine forms the first ``steps`` steps: once for a leap, unless it forms each step."""

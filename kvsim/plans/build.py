@@ -137,7 +137,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
         states=state_capacities(config, tiers, model, keys),
         model=model,
         hardware=_with_stores(hardware, config, tiers, disk_scope),
-        engine=construct(EngineSettings, config.get("engine"), "engine"),
+        engine=_engine(config),
         rules=rules,
         cluster=cluster,
         layout=cluster.layout(disk_scope),
@@ -180,6 +180,15 @@ def _model_source(config: Config) -> ModelSource:
     """The model, or what describes it. The recorded configuration has the model itself."""
     node = config.get("model")
     return construct(ModelSource, {"_target_": MODEL, **node} if isinstance(node, dict) else node, "model")
+
+
+def _engine(config: Config) -> EngineSettings:
+    """The engine's settings. The configuration loses the seed of drafts if there are none: runs that differ in it are equal."""
+    node = config.get("engine")
+    engine = construct(EngineSettings, node, "engine")
+    if isinstance(node, dict) and isinstance(node.get("speculation"), dict) and not engine.speculation.is_on:
+        node["speculation"].pop("seed", None)
+    return engine
 
 
 def sweep_settings(node: Any) -> SweepSettings:

@@ -68,6 +68,7 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
     _check_own_cache(plan, command, keys)
     _check_schedule(plan, command, keys)
     _check_speculation(plan, keys)
+    _check_adapters(plan, keys)
     _check_cluster(plan, keys)
     if not plan.model.is_hybrid and not isinstance(plan.checkpoint, NoCheckpoint):
         raise NoEffect("checkpoint", "on a model without recurrent layers, which has no state to save", "set checkpoint=none")
@@ -160,6 +161,23 @@ def _check_speculation(plan: Plan, keys: set[str]) -> None:
     ):
         if is_there:
             raise UsageError(f"engine.speculation: drafts are not simulated with {problem}: set engine.speculation.tokens=0")
+
+
+def _check_adapters(plan: Plan, keys: set[str]) -> None:
+    """Raise UsageError for the cost of adapters where it is not known, and for its settings without any."""
+    if not plan.engine.lora.is_on:
+        for name in ("adapter_bytes", "step_overhead_s"):
+            if key := given(keys, f"engine.lora.{name}"):
+                raise NoEffect(key, "without places for adapters", "set engine.lora.max_loras")
+        return
+    for problem, is_there in (
+        ("where prefill and decode are apart", plan.layout.pairs),
+        (f"with the schedule of {plan.rules.engine}'s own rules", plan.rules.scheduler() is not None),
+        ("with several stages (hardware.pipeline_parallel)", plan.hardware.pipeline_parallel > 1),
+        ("with substrate=hardware", plan.substrate == "hardware"),
+    ):
+        if is_there:
+            raise UsageError(f"engine.lora: adapters are not simulated {problem}: set engine.lora.max_loras=0")
 
 
 def _check_cluster(plan: Plan, keys: set[str]) -> None:

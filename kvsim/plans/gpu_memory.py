@@ -43,6 +43,8 @@ class GpuMemory:
     workspace_bytes: int
     states_bytes: int
     """Recurrent states with a capacity of their own."""
+    adapters_bytes: int = 0
+    """Places for LoRA adapters."""
     stages: list[StageMemory] = field(default_factory=list)
     """Those of a pipeline, if there is more than one."""
 
@@ -52,7 +54,7 @@ class GpuMemory:
     @property
     def static_bytes(self) -> int:
         """What weights, states and KV may take; below 0 if the workspace does not fit."""
-        return int(self.memory_bytes * self.gpu_memory_utilization) - self.workspace_bytes
+        return int(self.memory_bytes * self.gpu_memory_utilization) - self.workspace_bytes - self.adapters_bytes
 
     @property
     def kv_bytes(self) -> int:
@@ -63,7 +65,9 @@ class GpuMemory:
         return min((there - stage.weights_bytes) * layers // stage.layers for stage in self.stages)
 
 
-def auto_memory(node: Mapping[str, Any], model: ModelSpec, hardware: HardwareSpec, states_bytes: int) -> GpuMemory:
+def auto_memory(
+    node: Mapping[str, Any], model: ModelSpec, hardware: HardwareSpec, states_bytes: int, adapters_bytes: int
+) -> GpuMemory:
     """Return the memory of an engine's GPUs by the settings of ``tiers.gpu``. Raises UsageError if nothing is left for KV."""
     stages = stage_memories(model, hardware)
     try:
@@ -74,12 +78,14 @@ def auto_memory(node: Mapping[str, Any], model: ModelSpec, hardware: HardwareSpe
             weights_bytes=sum(stage.weights_bytes for stage in stages),
             workspace_bytes=bytes_of(node["workspace"]) * hardware.gpus,
             states_bytes=states_bytes,
+            adapters_bytes=adapters_bytes,
             stages=stages if len(stages) > 1 else [],
         )
     except ValueError as error:
         raise UsageError(f"tiers.gpu.{error}") from error
     if memory.kv_bytes <= 0:
-        states = f" and {gib(states_bytes)} of states" if states_bytes else ""
+        states = f", {gib(states_bytes)} of states" if states_bytes else ""
+        states += f", {gib(adapters_bytes)} of adapters" if adapters_bytes else ""
         on_stage = " on one of the stages" if memory.stages else ""
         raise UsageError(
             f"tiers.gpu.capacity=auto: no room for KV{on_stage}: {gib(memory.weights_bytes)} of weights{states} and "

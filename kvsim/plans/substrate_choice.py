@@ -44,6 +44,7 @@ def open_simulated(plan: Plan, requests: Sequence[Request], caches: Sequence[Ser
         seed=plan.seed,
         layout=plan.layout,
         speculation=plan.engine.speculation,
+        lora=plan.engine.lora,
     )
 
 

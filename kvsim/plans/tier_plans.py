@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
+from kvsim.engine.engine import EngineSettings
 from kvsim.errors import NoEffect, UsageError
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.hardware.tier_kinds import LEVELS, TIER_KINDS, TierKind, kind_of
@@ -38,7 +39,13 @@ def gpu_memory_of(config: Config, model: ModelSpec, hardware: HardwareSpec, keys
         raise UsageError(f"tiers.gpu.states: {error}") from error
     if states is None:
         raise UsageError("tiers.gpu.states is unlimited, which leaves no room for tiers.gpu.capacity=auto: give it a size")
-    return auto_memory(node, model, hardware, states * model.state_bytes)
+    return auto_memory(node, model, hardware, states * model.state_bytes, _adapters_bytes(config))
+
+
+def _adapters_bytes(config: Config) -> int:
+    """Return the bytes of the places for LoRA adapters. Raises UsageError for settings that are none."""
+    engine = construct(EngineSettings, config.get("engine"), "engine")
+    return engine.lora.all_bytes
 
 
 def tier_plans(

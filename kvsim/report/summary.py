@@ -222,7 +222,9 @@ def _gpu_memory(memory: Mapping[str, Any]) -> str:
         return ""
     parts = [f"{memory[f'{name}_bytes'] / 2**30:,.1f} GiB {name}" for name in ("kv", "weights", "workspace", "states")]
     share, total, gpus = memory["gpu_memory_utilization"], memory["memory_bytes"] / 2**30, memory["gpus"]
-    divided = ", ".join(parts if memory["states_bytes"] else parts[:-1]).replace("kv", "KV")
+    parts = parts if memory["states_bytes"] else parts[:-1]
+    parts += [f"{memory['adapters_bytes'] / 2**30:,.1f} GiB adapters"] if memory.get("adapters_bytes") else []
+    divided = ", ".join(parts).replace("kv", "KV")
     stages = f" in {len(memory['stages'])} stages" if memory.get("stages") else ""
     return f"{divided}: {share:g} of {total:,.1f} GiB of {gpus} GPU{'s' * (gpus > 1)}{stages}"
 

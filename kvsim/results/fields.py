@@ -21,6 +21,7 @@ from kvsim.results.diagnosis import diagnosis, parallel
 from kvsim.results.engine_records import ENGINE, engine_records, imbalance
 from kvsim.results.formulas import (
     THROUGHPUT,
+    adapter_use,
     all_warnings,
     drafts,
     given,
@@ -284,6 +285,12 @@ FIELDS: list[Field] = [
         meaning="only with `engine.speculation.tokens`, over all decode steps of all answers: `steps`, the `draft_tokens` made "
         "for them, those that were right (`accepted_tokens`) and the `tokens` of answers; `acceptance_rate`, accepted over "
         "draft tokens; and `tokens_per_step`",
+    ),
+    Field(
+        name="lora", presence=OPTIONAL, of=lambda run: adapter_use(run.outcome.adapter_use),
+        kind=shape(uses=Count, loads=Count, hit_rate=Share),
+        meaning="only with `engine.lora.max_loras`: how often a request with an adapter was admitted (`uses`), how often an "
+        "adapter was copied to the GPU (`loads`), and `hit_rate`, the share of uses without a copy",
     ),
     Field(
         name="lost_to_disagreement", kind=by(str, Count), presence=OPTIONAL, of=lost_to_disagreement,

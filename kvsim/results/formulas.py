@@ -153,3 +153,8 @@ def drafts(counts: dict[str, int]) -> dict[str, float] | None:
         "tokens_per_step": counts["tokens"] / counts["steps"],
     }
     return {**counts, **rates}
+
+
+def adapter_use(counts: dict[str, int]) -> dict[str, float] | None:
+    """Return what LoRA adapters have come to, with their hit rate; None if no step had any."""
+    return {**counts, "hit_rate": 1 - counts["loads"] / counts["uses"]} if counts and counts["uses"] else None

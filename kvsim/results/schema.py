@@ -115,7 +115,8 @@ ENDS = shape(low=Share, high=Share)
 SAMPLE = shape(share=Share, draws=Count, requests=Count, subtrees=Count, hit_rate=ENDS, tiers=by(TierName, ENDS))
 """What is known of a result from samples of a trace."""
 GPU_MEMORY = shape(
-    optional=("stages",),
+    optional=("stages", "adapters_bytes"),
+    adapters_bytes=Count,
     stages=many(shape(layers=Count, weights_bytes=Count)),
     **dict.fromkeys(("gpus", "memory_bytes", "kv_bytes", "weights_bytes", "workspace_bytes", "states_bytes"), Count),
     gpu_memory_utilization=Share,

@@ -220,7 +220,7 @@ def merged(
     return outcome
 
 
-SUMMED = ("prefetch", "placement", "checkpoints", "drafts")
+SUMMED = ("prefetch", "placement", "checkpoints", "drafts", "adapter_use")
 """Fields with counts by name."""
 BY_ENGINE = ("engines", "engines_busy_s", "engines_claiming_s", "engines_exchange_s", "engines_stages_s")
 """Fields with an entry for each engine."""

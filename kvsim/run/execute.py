@@ -151,9 +151,9 @@ def execute(
 
 
 def memory_record(memory: GpuMemory) -> dict[str, Any]:
-    """Return how the memory of an engine's GPUs is divided, for the record; its stages only if there are several."""
+    """Return how the memory of an engine's GPUs is divided, for the record; stages and adapters only if there are any."""
     known = asdict(memory) | {"kv_bytes": memory.kv_bytes}
-    return {name: value for name, value in known.items() if name != "stages" or value}
+    return {name: value for name, value in known.items() if name not in ("stages", "adapters_bytes") or value}
 
 
 def time_warnings(command: str, requests: Sequence[Request]) -> list[str]:

@@ -26,6 +26,7 @@ class BlockPages:
         self._partial_tail = partial_tail
         self._blocks = ChainIndex()
         self._pages = ChainIndex()
+        self._scopes: dict[str, int] = {}
 
     def lookup(self, blocks: Iterable[Extent], tokens: int, scope: int = 0) -> tuple[tuple[Extent, ...], int]:
         """Return the pages of a prompt as normalised extents, and their number.
@@ -43,6 +44,10 @@ class BlockPages:
             return split_extents(finer, pages)[0], pages
         last_blocks = every_last(chained, self.page_tokens // self.block_tokens)
         return self._pages.lookup(last_blocks, scope), pages
+
+    def scope_of(self, adapter: str) -> int:
+        """Return the scope of prompts with this adapter: 0 without any."""
+        return self._scopes.setdefault(adapter, len(self._scopes) + 1) if adapter else 0
 
     def reserve(self, pages: int) -> int:
         """Assign ``pages`` consecutive page ids that no prompt has, and return the first."""

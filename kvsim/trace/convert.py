@@ -78,6 +78,7 @@ def _described(request: Request, tenants: dict[str, int], turns: dict[int, int],
     optional = {
         "type": request.kind,
         "tenant": tenants.setdefault(request.tenant, len(tenants) + 1) if request.tenant else None,
+        "lora": request.adapter,
         "priority": request.priority,
         "persistent": request.persistent,
         "images": request.images,

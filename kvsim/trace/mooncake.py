@@ -41,6 +41,7 @@ class Mooncake(HashedTrace, TimedTrace):
         retention, decode_retention     how important tokens are and for how long (see ``retention_of``)
         n                               the number of answers to the prompt; 1 if absent. ``answers=inferred`` infers the first
         turn                            the position in the session, from 1; the lines of a session are counted if absent
+        lora                            a string or an integer; prompts with different ones share no pages
         type, tenant                    a string or an integer; the request's kind, and whose it is
         persistent                      true: the prompt's pages are never evicted from the GPU
         output_hash_ids                 ids of the blocks that the answer completes (its last token has no KV); with ``n``, a list
@@ -99,7 +100,9 @@ class Mooncake(HashedTrace, TimedTrace):
                 "session (trace.turns=deltas)"
             )
         place = times.place(record)
-        request = self._described(record, place, *self.read_prompt(record, pages))
+        adapter = str(record.name("lora")) if record.has("lora") else ""
+        request = self._described(record, place, *self.read_prompt(record, pages, pages.scope_of(adapter)))
+        request.adapter = adapter
         if record.has(ANSWER):
             self._set_answers(record, request, pages)
         if self.answers == "unique" and request.samples > 1:
@@ -148,7 +151,7 @@ class Mooncake(HashedTrace, TimedTrace):
                 raise record.error(f"{ANSWER} has {len(answer)} ids, but the answer completes {most} blocks")
             path = (*split_extents(record.id_extents(self.IDS), full)[0], *extents_of(answer))
             tokens = count_pages(path) * self.block_tokens
-            whole, _ = pages.lookup(path, tokens - tokens % pages.page_tokens)
+            whole, _ = pages.lookup(path, tokens - tokens % pages.page_tokens, pages.scope_of(request.adapter))
             paths.append(split_extents(whole, request.prompt_tokens // pages.page_tokens)[1])
         request.output_runs, request.sample_output_runs = paths[0], tuple(paths[1:])
 

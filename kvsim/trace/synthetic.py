@@ -87,6 +87,7 @@ class Synthetic(TraceSource):
         turns       geometric; a session also ends when its prompt reaches ``max_prompt_tokens``
         pauses      exponential
         systems     a session uses the i-th system prompt of its kind with probability proportional to 1 / i
+        adapters    and the i-th LoRA adapter likewise; sessions with different ones share no pages
 
         open_loop   a turn arrives one pause after the nominal end of the previous answer, at ``answer_s_per_token``
         closed_loop a turn arrives one pause after the actual end of the previous answer; only session starts are fixed
@@ -103,6 +104,8 @@ class Synthetic(TraceSource):
     spread: float = 1.0
     max_prompt_tokens: int = 65_536
     answer_s_per_token: float = 0.02
+    adapters: int = 0
+    """LoRA adapters, of which each session has one; 0: none."""
     mix: dict[str, Kind] = field(default_factory=default_mix)
 
     def __post_init__(self) -> None:
@@ -113,6 +116,7 @@ class Synthetic(TraceSource):
         for name, kind in self.mix.items():
             kind.check(f"mix.{name}")
         check_settings(self, Whole(), "seed")
+        check_settings(self, Whole(0, MOST_SYSTEMS), "adapters")
         check_settings(self, Whole(1), "sessions")
         check_settings(self, Real(above=0), "sessions_per_s")
         check_settings(self, Real(least=0), "spread")
@@ -143,8 +147,9 @@ class Synthetic(TraceSource):
         check_page_tokens(page_tokens)
         pages = BlockPages(1, page_tokens, partial_tail=self.tail == "all")
         requests: list[Request] = []
+        adapters = self._adapters()
         for session, (begin_s, kind, turns) in enumerate(Author(self).sessions()):
-            self._append(requests, pages, session, begin_s, kind, turns)
+            self._append(requests, pages, session, begin_s, kind, turns, adapters[session])
         return Trace(
             name="synthetic",
             requests=in_order_of_arrival(requests)[: self.limit],
@@ -152,15 +157,30 @@ class Synthetic(TraceSource):
             block_tokens=None,
         )
 
+    def _adapters(self) -> list[str]:
+        """Return the adapter of each session, drawn apart from texts and times: these do not depend on adapters."""
+        if not self.adapters:
+            return [""] * self.sessions
+        shares = 1 / np.arange(1, self.adapters + 1)
+        drawn = np.random.default_rng([self.seed, 1]).choice(self.adapters, self.sessions, p=shares / shares.sum())
+        return [str(1 + adapter) for adapter in drawn.tolist()]
+
     def _append(
-        self, requests: list[Request], pages: BlockPages, session: int, begin_s: float, kind: str, turns: Iterator[Turn]
+        self,
+        requests: list[Request],
+        pages: BlockPages,
+        session: int,
+        begin_s: float,
+        kind: str,
+        turns: Iterator[Turn],
+        adapter: str,
     ) -> None:
         """Append a session's requests; ``after`` is a position in ``requests``."""
         closed = self.arrivals == "closed_loop"
-        arrival_s, delay_s = begin_s / self.rate, 0.0
+        arrival_s, delay_s, scope = begin_s / self.rate, 0.0, pages.scope_of(adapter)
         for number, turn in enumerate(turns):
             prompt_tokens = count_pages(turn.prompt)
-            extents, prompt_pages = self._lookup(pages, turn.prompt, prompt_tokens)
+            extents, prompt_pages = self._lookup(pages, turn.prompt, prompt_tokens, scope)
             requests.append(
                 Request(
                     index=0,
@@ -174,7 +194,8 @@ class Synthetic(TraceSource):
                     session=session,
                     turn=number,
                     kind=kind,
-                    output_runs=self._output_extents(pages, turn, prompt_tokens),
+                    output_runs=self._output_extents(pages, turn, prompt_tokens, scope),
+                    adapter=adapter,
                     bigram=self.bigram,
                 )
             )
@@ -182,23 +203,23 @@ class Synthetic(TraceSource):
             between_s = turn.answer_tokens * self.answer_s_per_token + turn.pause_s
             arrival_s += between_s if closed else between_s / self.rate
 
-    def _lookup(self, pages: BlockPages, tokens: Sequence[Extent], count: int) -> tuple[tuple[Extent, ...], int]:
+    def _lookup(self, pages: BlockPages, tokens: Sequence[Extent], count: int, scope: int) -> tuple[tuple[Extent, ...], int]:
         """Return the pages of a prompt of ``count`` tokens, and their number.
 
         With ``bigram``, a page is known by the tokens up to the one after it, so the tokens from the second one on are cut into
         pages: a text begins with a token of its own, so equal second tokens follow equal first ones.
         """
         if not self.bigram:
-            return pages.lookup(tokens, count)
-        return pages.lookup(split_extents(tuple(tokens), 1)[1], count - 1)
+            return pages.lookup(tokens, count, scope)
+        return pages.lookup(split_extents(tuple(tokens), 1)[1], count - 1, scope)
 
-    def _output_extents(self, pages: BlockPages, turn: Turn, prompt_tokens: int) -> tuple[Extent, ...]:
+    def _output_extents(self, pages: BlockPages, turn: Turn, prompt_tokens: int, scope: int) -> tuple[Extent, ...]:
         """Return the pages that the answer completes; its last token has no KV."""
         whole = list(turn.prompt)
         append_extent(whole, *turn.answer)
         page_tokens, ahead = pages.page_tokens, int(self.bigram)
         full_tokens = (prompt_tokens + turn.answer_tokens - 1 - ahead) // page_tokens * page_tokens + ahead
-        return split_extents(self._lookup(pages, whole, full_tokens)[0], (prompt_tokens - ahead) // page_tokens)[1]
+        return split_extents(self._lookup(pages, whole, full_tokens, scope)[0], (prompt_tokens - ahead) // page_tokens)[1]
 
 
 class Author:

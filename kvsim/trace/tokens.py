@@ -108,6 +108,7 @@ class Tokens(FileTrace, TimedTrace):
             samples=samples,
             images=record.stretches("images", len(tokens)),
             tenant=str(record.name("tenant")) if record.has("tenant") else "",
+            adapter=str(record.name("lora")) if record.has("lora") else "",
             persistent=record.flag("persistent"),
             bigram=self.bigram,
             **place._asdict(),

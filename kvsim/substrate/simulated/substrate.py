@@ -9,6 +9,7 @@ from simpy import Environment, Event
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tier import Edge
 from kvsim.core.transfer import Transfer
+from kvsim.engine.adapters import AdapterSettings
 from kvsim.engine.job import Send
 from kvsim.engine.layout import ONE_ENGINE, Layout
 from kvsim.engine.link_use import LinkUse
@@ -16,6 +17,7 @@ from kvsim.engine.speculation import Speculation
 from kvsim.engine.substrate import Work, request_of
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.model.spec import ModelSpec
+from kvsim.substrate.simulated.adapter_steps import AdapterSteps
 from kvsim.substrate.simulated.clock import VirtualClock
 from kvsim.substrate.simulated.communication import Communication
 from kvsim.substrate.simulated.compute import counts_repeated
@@ -65,6 +67,7 @@ class SimulatedSubstrate:
         seed: int = 0,
         layout: Layout = ONE_ENGINE,
         speculation: Speculation | None = None,
+        lora: AdapterSettings | None = None,
     ) -> None:
         clock = VirtualClock()
         self.env: Environment = clock
@@ -75,6 +78,8 @@ class SimulatedSubstrate:
         self.steps = steps_of_run(model, hardware, seed=seed, engines=layout.engines)
         if speculation is not None and speculation.is_on:
             self.steps = DraftedSteps(self.steps, speculation)
+        if lora is not None and lora.is_on:
+            self.steps = AdapterSteps(self.steps, lora, hardware)
         self._counts_repeated = counts_repeated(hardware)
         self.warm_steps = WarmSteps(self.steps, hardware, engines=layout.engines)
         self.wiring = Wiring(self.agenda, hardware, self.page_bytes, model.attention_layers, layout, links)
