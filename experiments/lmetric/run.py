@@ -293,6 +293,14 @@ def why(rows: Rows) -> Iterator[str]:
         f"({ttft:+.0f}% on the {mixed} trace). It does not count requests that decode: lmetric's mean TPOT is "
         f"{tpot:+.0f}% against it; the paper has -30% on ToolAgent."
     )
+    half, later = [of(rows, mixed, "tpot_s", load) for load in LOADS[:2]]
+    soonest = min(half, key=half.__getitem__)
+    yield (
+        f"- **Mean TPOT.** On the {mixed} trace at half, where decode steps are short for all, {soonest} has the lowest: "
+        f"{1000 * half[soonest]:.2f} ms, lmetric {1000 * half['lmetric']:.2f} ms. Dynamo's cost counts the pages that running "
+        f"requests use, LMetric's product their number. At {LOADS[1]:g} lmetric has {1000 * later['lmetric']:.2f} ms, dynamo "
+        f"{1000 * later['dynamo']:.2f} ms."
+    )
 
 
 def missing(traces: list[str]) -> Iterator[tuple[str, ...]]:
