@@ -155,6 +155,25 @@ def claims(rows: Rows) -> list[Claim]:
     ]
 
 
+def causes(rows: Rows) -> Iterator[str]:
+    """Why claims fail that do."""
+    plain, tails = ratios(rows, "mean_s", "llm_d", "round_robin"), ratios(rows, "p99_s", "skylb", "prefix_aware")
+    if sooner := [load for load in LOADS if plain[load] <= 1]:
+        turns = of(rows, "round_robin", "mean_s")
+        least = turns[LOADS[0]]
+        yield (
+            f"llm_d is not later than round_robin at a load of {', '.join(f'{load:g}' for load in sooner)}, because there "
+            "round_robin cannot keep up itself: its mean TTFT is "
+            f"{max(turns[load] for load in sooner) / least:.0f} times that at "
+            f"{LOADS[0]:g}."
+        )
+    if alike := [load for load in LOADS if tails[load] >= 1]:
+        yield (
+            f"skylb's p99 is prefix_aware's at a load of {', '.join(f'{load:g}' for load in alike)}: where an engine is nearly "
+            "always free to take a request it keeps hardly any, and both send it where most of its prompt has been."
+        )
+
+
 def finding(rows: Rows) -> str:
     usual = LOADS[1]
     at = {name: rows[Cell(usual, name)] for name in ROUTERS}
@@ -167,7 +186,7 @@ def finding(rows: Rows) -> str:
         f"first) and {tail} has the lowest p99 ({at[tail].p99_s:.2f} s). {most} hits most ({at[most].hit_rate:.1%}, with a mean "
         f"of {at[most].mean_s:.2f} s): in this trace most of a prompt is new, so a short queue is worth more than a hit. What "
         "engines report is a step old, and until then llm_d sends all requests to the engine that looked best: its own count of "
-        f"requests under way shortens its mean TTFT to {between(counted)} that without it."
+        f"requests under way shortens its mean TTFT to {between(counted)} that without it. {' '.join(causes(rows))}".strip()
     )
 
 

@@ -135,8 +135,9 @@ def leaderboard(
     """Rank the policies of a family by runs: ``kvsim leaderboard``.
 
     ``traces`` is a trace, a file, or several traces by name. ``policies`` play, given by name with optional settings, such as
-    ``"slru protected_hits=3"``; None: all of the family. ``capacities`` are numbers of pages or strings such as
-    ``"40GiB"``; None: shares of each trace's unique pages. ``measure`` is ``hit_rate`` or ``ttft_s``; None: that of the family.
+    ``"slru protected_hits=3"``; None: all of the family. ``capacities`` are numbers of pages or strings such as ``"40GiB"`` or
+    ``"5%"``, of each trace's unique pages; None: 5 to 40% of them. ``measure`` is ``hit_rate`` or ``ttft_s``; None: that of the
+    family.
     ``overrides`` and ``settings`` are as for ``replay``; a policy that they choose, ``eviction="mine"``, plays with its settings.
     ``workers`` is as for ``sweep``, ``output`` as for ``saturate``. ``advance`` is called with the number of finished runs.
     Raises UsageError.

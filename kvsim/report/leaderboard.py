@@ -190,9 +190,7 @@ def _lines(record: RunRecord) -> list[str]:
         f"the wall time of the runs as a multiple of {record['baseline']}'s."
     ]
     if record["bound"]:
-        lines.append(
-            f"{record['bound']} knows the future: a bound, which takes no place. Shares of its gain are means over cells."
-        )
+        lines.append(f"{record['bound']} knows the future: a bound, which takes no place. Shares are of the sum of its gains.")
     if ahead := record["look_ahead"]:
         knows = "knows" if len(ahead) == 1 else "know"
         lines.append(f"{' and '.join(ahead)} {knows} what the trace will ask for: to compare with, not to take.")

@@ -19,7 +19,7 @@ from kvsim.trace.statistics import unlimited_hit_pages
 CAPACITY = "tiers.gpu.capacity"
 SHARES = (0.05, 0.1, 0.2, 0.4)
 """Capacities by default, as shares of the trace's unique pages."""
-SIZES = "numbers of pages such as 8000, or sizes such as 40GiB"
+SIZES = "numbers of pages such as 8000, sizes such as 40GiB, or shares of a trace's unique pages such as 5%"
 OF_TRACES = ("trace", "page_tokens")
 BESIDE_TRACES = ("page_tokens", "model")
 """Settings that may stand beside those of a trace."""
@@ -66,9 +66,24 @@ class LeaderboardSettings:
         for name, kinds, hint in (("policies", (str,), "names"), ("traces", (str,), "names"), ("capacities", (int, str), SIZES)):
             if wrong := [one for one in getattr(self, name) or () if type(one) not in kinds]:
                 raise ValueError(f"{name} are {hint}, not {wrong[0]!r}")
+        for one in self.capacities or ():
+            share_of(one)
         if twice := next((one for one in self.traces or () if self.traces and self.traces.count(one) > 1), None):
             raise ValueError(f"traces has {twice!r} more than once")
         check_settings(self, Whole(1), "workers")
+
+
+def share_of(capacity: int | str) -> float | None:
+    """Return the share of a trace's unique pages that a capacity such as ``5%`` is; None for another. Raises ValueError."""
+    if not isinstance(capacity, str) or not capacity.endswith("%"):
+        return None
+    try:
+        share = float(capacity.removesuffix("%")) / 100
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ValueError(f"capacities: {capacity!r} is no share: give one above 0% and up to 100%")
+    return share
 
 
 class Entry(NamedTuple):
@@ -222,15 +237,25 @@ def _ground(asked: Asked, name: str, trace: Trace, overrides: Sequence[str]) -> 
 
 
 def _capacities(asked: Asked, trace: Trace, overrides: Sequence[str]) -> list[str]:
-    """Return those that are given; else shares of the trace's unique pages, of each engine, none below the largest request."""
+    """Return those that are given; by default the shares of SHARES."""
     if given := [line.partition("=")[2] for line in overrides if line.startswith(f"{CAPACITY}=")]:
         if asked.settings.capacities is not None:
             raise UsageError(f"{CAPACITY}: leaderboard.capacities says which capacities play: leave one out")
         return given
-    if asked.settings.capacities is not None:
-        return [f"{one}pages" if isinstance(one, int) else str(one) for one in asked.settings.capacities]
+    if asked.settings.capacities is None:
+        return _of_shares(trace, overrides, SHARES)
+    found: list[str] = []
+    for one in asked.settings.capacities:
+        share = share_of(one)
+        pages = f"{one}pages" if isinstance(one, int) else str(one)
+        found += [pages] if share is None else _of_shares(trace, overrides, (share,))
+    return found
+
+
+def _of_shares(trace: Trace, overrides: Sequence[str], shares: Sequence[float]) -> list[str]:
+    """Return shares of the trace's unique pages as capacities of each engine, none below the largest request."""
     requests = trace.requests
     unique = sum(request.prompt_pages for request in requests) - sum(unlimited_hit_pages(requests))
     largest = max(request.pages_in_all(trace.page_tokens) + 1 for request in requests)
     engines = int(compose(list(overrides)).cluster.engines)
-    return [f"{pages}pages" for pages in sorted({max(largest, round(share * unique / engines)) for share in SHARES})]
+    return [f"{pages}pages" for pages in sorted({max(largest, round(share * unique / engines)) for share in shares})]

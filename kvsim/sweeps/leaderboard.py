@@ -145,7 +145,8 @@ def _cells(asked: Asked, match: Match, baseline: str, played: Played, group: str
             for one, row in zip(match.playing, rows, strict=True)
         ]
         most = next((row.gain for row in named if row.policy == asked.bound), None)
-        found += [replace(row, headroom=row.gain / most) if most and most > 0 and row.gain is not None else row for row in named]
+        room = most if most is not None and most > 0 else None
+        found += [row if room is None or row.gain is None else replace(row, most=room, headroom=row.gain / room) for row in named]
     return found
 
 

@@ -30,8 +30,10 @@ class Cell:
     """Wall time of the run by its requests."""
     cost: float | None = None
     """That, as a multiple of the baseline's."""
+    most: float | None = None
+    """The gain of the bound; None without one that gains anything."""
     headroom: float | None = None
-    """The gain by that of the bound; None without a bound that gains anything."""
+    """The gain by that."""
     folder: str | None = None
     reason: str = ""
     """Why the run failed."""
@@ -50,7 +52,7 @@ class Standing:
     cost: float | None
     """Geometric mean of the costs."""
     headroom: float | None
-    """Mean share of the bound's gain, where the bound gains anything."""
+    """Sum of the gains by the sum of the bound's: a mean of shares would be ruled by cells with next to nothing to gain."""
     missing: int
     reason: str
 
@@ -72,7 +74,7 @@ def standings(cells: Iterable[Cell]) -> list[Standing]:
 def _standing(policy: str, cells: Sequence[Cell]) -> Standing:
     gains = [cell.gain for cell in cells if cell.gain is not None]
     costs = [cell.cost for cell in cells if cell.cost]
-    rooms = [cell.headroom for cell in cells if cell.headroom is not None]
+    rooms = [(cell.gain, cell.most) for cell in cells if cell.gain is not None and cell.most is not None]
     is_whole = len(gains) == len(cells)
     return Standing(
         policy=policy,
@@ -81,7 +83,7 @@ def _standing(policy: str, cells: Sequence[Cell]) -> Standing:
         worst=min(gains, default=None),
         best=max(gains, default=None),
         cost=exp(fmean(map(log, costs))) if costs else None,
-        headroom=fmean(rooms) if rooms else None,
+        headroom=sum(gain for gain, _ in rooms) / sum(most for _, most in rooms) if rooms else None,
         missing=len(cells) - len(gains),
         reason=next((cell.reason for cell in cells if cell.reason), ""),
     )

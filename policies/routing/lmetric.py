@@ -1,4 +1,5 @@
-"""LMetric (Zhang et al., LMetric: Simple is Better, OSDI 2026, arXiv 2603.15202)."""
+"""LMetric (Zhang et al., Simple is Better: Multiplication May Be All You Need for LLM Request Scheduling, OSDI 2026, arXiv
+2603.15202, figure 17; ``lmetric.rs`` in its blitz-router)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,13 +26,12 @@ class LMetric(RoutingPolicy):
     product         prefill tokens * requests
     prefill tokens  to be computed if the engine got the request: its own that are not cached, at least one, and those of requests
                     sent there that have not had their first token, as counted when they were sent
-    requests        sent there and not ended, waiting or running, without this one
-    equal products  the fewest prefill tokens, then the engine with the lowest number; so it is among idle engines, where all
-                    products are 0
+    requests        sent there and not ended, waiting or running, and this one
+    equal products  the fewest prefill tokens, then the engine with the lowest number
 
-    On engines that only decode, the number of requests decides alone. The paper's abstract leaves open what decides between equal
-    products, and whether tokens that wait count; a public implementation counts them, as is done here. The paper's detection of
-    hot prefixes is left out. Every engine's product is computed for each request, since the order of engines depends on it.
+    So an engine with one request gets a prompt before an idle one if it has more than half of it cached. On engines that only
+    decode, the number of requests decides alone. Left out is the paper's detector of hot prefixes, which none of its four traces
+    sets off. Every engine's product is computed for each request, since the order of engines depends on it.
     """
 
     staleness_s: float = 0.0
@@ -61,7 +61,7 @@ class LMetric(RoutingPolicy):
         tokens = waiting + request.prompt_tokens
         for at, pages in cached_pages(request, engines, work.places, self._holders).items():
             tokens[at] = waiting[at] + max(1, request.prompt_tokens - pages * self._page_tokens)
-        products = tokens * requests
+        products = tokens * (requests + 1)
         best = np.flatnonzero(products == products.min())
         at = int(best[int(tokens[best].argmin())])
         self._tokens_to_compute = int(tokens[at] - waiting[at])

@@ -10,6 +10,7 @@ import pytest
 import kvsim
 from kvsim.cli import main
 from kvsim.errors import UsageError
+from tests.workloads import make_request, write_trace
 
 SMALL = ["trace=synthetic", "trace.sessions=30"]
 FOUR = "leaderboard.policies=[fifo,mru]"
@@ -36,7 +37,7 @@ def test_its_numbers_are_those_of_replays(tmp_path: Path) -> None:
     assert fifo["gain"] == pytest.approx(sum(gains) / 2)
     assert fifo["worst"] == pytest.approx(min(gains))
     room = [value(record, "belady", size) - value(record, "lru", size) for size in ("5000pages", "9000pages")]
-    assert fifo["headroom"] == pytest.approx(sum(gain / most for gain, most in zip(gains, room, strict=True)) / 2)
+    assert fifo["headroom"] == pytest.approx(sum(gains) / sum(room))
 
 
 def test_files_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +121,10 @@ def test_any_family_may_be_ranked_by_times(tmp_path: Path) -> None:
         (["-m", "seed=1,2"], "leave out -m"),
         (["curve.fraction=0.5"], "has no effect"),
         (["leaderboard.capacities=[0]"], "tiers.gpu.capacity is 0"),
-        (["leaderboard.capacities=[0.5]"], "numbers of pages such as 8000, or sizes such as 40GiB, not 0.5"),
+        (["leaderboard.capacities=[0.5]"], "sizes such as 40GiB, or shares of a trace's unique pages such as 5%, not 0.5"),
+        (["leaderboard.capacities=[0%]"], "'0%' is no share: give one above 0% and up to 100%"),
+        (["leaderboard.capacities=[101%]"], "'101%' is no share"),
+        (["leaderboard.capacities=[few%]"], "'few%' is no share"),
         (["leaderboard.capacities=[true]"], "not True"),
         (["leaderboard.family=checkpoint"], "has no effect on a model without recurrent layers"),
     ],
@@ -169,6 +173,18 @@ def test_capacities_by_default_hold_the_largest_request_with_all_its_answers(tmp
     found = kvsim.leaderboard(trace, policies=["fifo"])
     results = [json.loads((found.folder / cell["folder"] / "result.json").read_text()) for cell in found.cells]
     assert [result["rejected"] for result in results] == [0] * len(results)
+
+
+def test_shares_are_of_the_unique_pages_of_each_trace(tmp_path: Path) -> None:
+    """Fifty prompts of ten blocks share the first one: 451. Each takes eleven pages with its answer, and one stays free."""
+    prompts = [[0, *range(100 * chat + 1, 100 * chat + 10)] for chat in range(50)]
+    requests = [
+        make_request(blocks, prompt_tokens=5120, output_tokens=8, arrival_s=float(at)) for at, blocks in enumerate(prompts)
+    ]
+    trace = kvsim.load_trace(write_trace(tmp_path / "trace.jsonl", requests), page_tokens=512)
+    found = kvsim.leaderboard(trace, policies=["fifo"], capacities=["1%", "10%", "100.0%", 70])
+    capacities = [cell["capacity"] for cell in found.cells if cell["policy"] == "lru"]
+    assert capacities == ["12pages", "45pages", "451pages", "70pages"]
 
 
 def test_what_is_named_twice_plays_once(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import gzip
 import importlib.util
 import json
 import re
+import shlex
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -16,6 +17,8 @@ import numpy as np
 import pytest
 
 import kvsim.report.study
+from kvsim.settings.configuration import compose
+from tests.policies.small_routing import prompt, router, sent_to
 from tests.workloads import make_request, write_trace
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
@@ -390,6 +393,147 @@ def test_what_is_claimed_of_all_routers(monkeypatch: pytest.MonkeyPatch) -> None
     assert held("dynamo", 0.35, mean_s=3.1) == [True, True, False, True, True]
     assert held("llm_d, active", 0.2, mean_s=4.5) == [True, True, True, False, True]
     assert held("prefix_aware", 0.2, p99_s=7.0) == [True, True, True, True, False]
+
+
+@pytest.mark.long
+def test_lmetric(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The paper's trace of tools has been fetched, the others have not."""
+    files = ("--conversation", str(trace), "--published", str(tmp_path), "--limit", "30")
+    trace.with_name("toolagent_trace.jsonl").write_bytes(trace.read_bytes())
+    module = study("lmetric", monkeypatch, *files, "--output", str(tmp_path / "out"))
+    assert module.STUDY.main() == 0
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert verdicts(table) == 5 and "| ToolAgent, 0.5 |" in table
+    assert "`kvsim trace fetch bailian_a`" in table and "`kvsim trace fetch mooncake_toolagent`" not in table
+    assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 3 * (3 * 6 + 1)
+
+
+def test_what_is_claimed_of_lmetric(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Routers as the paper has them, then with one number changed."""
+    module = study("lmetric", monkeypatch)
+    mean_s = {"lmetric": 1.0, "llm-d": 1.05, "linear": 2.0, "dynamo": 2.1, "preble": 2.2, "vllm": 10.0}
+    alike = {
+        module.Cell("chats", load, name): module.Row(4.0, 0.5, mean * (1 + load if name == "vllm" else 1), 9.0, 0.01, 0.02)
+        for load in module.LOADS
+        for name, mean in mean_s.items()
+    }
+
+    def held(name: str, load: float, **changed: float) -> list[bool]:
+        cell = module.Cell("chats", load, name)
+        return [claim.holds for claim in module.claims(alike | {cell: replace(alike[cell], **changed)})]
+
+    assert held("vllm", 0.5) == [True] * 5
+    assert held("vllm", 0.5, mean_s=0.9) == [False, False, False, True, True]
+    assert held("llm-d", 0.5, mean_s=0.8) == [True, False, True, True, True]
+    assert held("dynamo", 0.5, mean_s=16.0) == [True, True, False, True, True]
+    assert held("preble", 0.5, tpot_s=0.009) == [True, True, True, False, True]
+    assert held("lmetric", 1.0, mean_s=5.0) == [True, True, True, True, False]
+
+
+def test_agreement_of_two_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: of three pairs, two are untied in the first order; both agree, or one does and one does not."""
+    tau = study("lmetric", monkeypatch).tau
+    assert tau({"a": 1, "b": 2, "c": 3}, {"a": 0.1, "b": 0.2, "c": 0.3}) == 1
+    assert tau({"a": 1, "b": 2, "c": 3}, {"a": 3, "b": 2, "c": 1}) == -1
+    assert tau({"a": 1, "b": 1, "c": 2}, {"a": 1, "b": 2, "c": 3}) == pytest.approx(2 / 6**0.5)
+    assert tau({"a": 1, "b": 1, "c": 2}, {"a": 1, "b": 3, "c": 2}) == 0
+    assert tau({"a": 1, "b": 1}, {"a": 1, "b": 2}) == 0
+
+
+def test_what_vllm_balances(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three requests that decode are less than one before its first token, and four are as much."""
+    study("lmetric", monkeypatch)
+    small = router(sys.modules["schedulers"].VLLM(), engines=2)
+    for index in range(3):
+        sent_to(small, 0, prompt(index=index), is_computed=True)
+    waiting = sent_to(small, 1, prompt(index=3))
+    asked = prompt(index=9)
+    assert small.send(asked, 0.0) == 0
+    small.ended(asked, 0, 0.0)
+    sent_to(small, 0, prompt(index=4), is_computed=True)
+    small.first_token(waiting, 1, 1.0)
+    assert small.send(asked, 1.0) == 1
+
+
+@pytest.mark.parametrize(("weight", "engine"), [(0.7, 0), (0.2, 1)])
+def test_a_linear_combination_weighs_hits_against_load(weight: float, engine: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 33 tokens, 28 are cached on an engine with two requests, none on an idle one: 0.11 + 0.3 to 0.7, or 0.83 to 0.2."""
+    study("lmetric", monkeypatch)
+    small = router(sys.modules["schedulers"].Linear(weight=weight), engines=2)
+    small.cached(0, (0, 7))
+    for index in range(2):
+        sent_to(small, 0, prompt(index=index))
+    assert small.send(prompt((0, 8), index=9), 0.0) == engine
+
+
+def test_the_time_to_first_token_is_estimated_by_what_waits_and_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token takes a second. Of 33, 28 are cached behind 9 that wait: 14 s. Behind 25 more, 39 s are too long."""
+    study("lmetric", monkeypatch)
+    small = router(sys.modules["schedulers"].LowestTTFT(), engines=2)
+    small.cached(0, (0, 7))
+    sent_to(small, 0, prompt((500, 2), index=0))
+    asked = prompt((0, 8), index=9)
+    assert small.send(asked, 0.0) == 0
+    small.ended(asked, 0, 0.0)
+    behind = sent_to(small, 0, prompt((600, 6), index=1))
+    assert small.send(asked, 0.0) == 1
+    small.ended(asked, 1, 0.0)
+    small.first_token(behind, 0, 1.0)
+    assert small.send(asked, 1.0) == 0
+
+
+@pytest.mark.long
+def test_leaderboards(trace: Path, sessions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ("--conversation", str(trace), "--agents", str(sessions), "--limit", "30")
+    module = study("leaderboard", monkeypatch, *files, "--output", str(tmp_path / "out"))
+    assert module.STUDY.main() == 0
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert verdicts(table) == 5
+    assert [f"## {board.family.capitalize()}: all policies" in table for board in module.BOARDS] == [True] * 6
+    rows = list(csv.DictReader((tmp_path / "out" / "results.csv").read_text().splitlines()))
+    assert {row["family"] for row in rows} == {board.family for board in module.BOARDS}
+    names = {row["policy"] for row in rows if row["family"] == "eviction"}
+    assert names >= {path.stem for path in (EXPERIMENTS.parent / "conf" / "eviction").glob("*.yaml")}
+
+
+def test_the_commands_of_leaderboards_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is read as a shell and kvsim read it; a relative file stands for a trace of one's own."""
+    module = study("leaderboard", monkeypatch)
+    for board in module.BOARDS:
+        first, command, *words = shlex.split(module.command(board).replace("\\\n", " "))
+        assert (first, command) == ("kvsim", "leaderboard")
+        config = compose(words)
+        assert config.leaderboard.family == board.family
+        assert list(config.leaderboard.capacities) == list(board.capacities)
+        assert [text.split()[0].removesuffix(".jsonl.gz") for text in config.leaderboard.traces] == list(board.traces)
+
+
+def test_what_is_claimed_of_leaderboards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy that gains 3 points with the smallest tiers, and one that looks ahead, then with one number changed."""
+    module = study("leaderboard", monkeypatch)
+    traces = [{"name": name, "capacities": ["1pages", "9pages"]} for name in module.TRACES]
+
+    def cell(policy: str, trace: str, capacity: str, gain: float) -> dict[str, Any]:
+        return {"policy": policy, "trace": trace, "capacity": capacity, "gain": gain, "value": 0.5}
+
+    def held(best: str = "mq", share: float = 0.3, **changed: float) -> list[bool]:
+        points = {"conversation1pages": 3.0, "synthetic1pages": 3.0} | changed
+        cells = [
+            cell(policy, name, size, points.get(name + size, 0.1) / 100 if policy == "mq" else 9.0 * (policy == "kv_flow"))
+            for policy in ("lru", "mq", "kv_flow")
+            for name in module.TRACES
+            for size in ("1pages", "9pages")
+        ]
+        places = [{"policy": "kv_flow", "headroom": 0.9}, {"policy": "mq", "headroom": share}, {"policy": "lru", "headroom": 0.0}]
+        record = {"traces": traces, "cells": cells, "standings": places, "look_ahead": ["kv_flow"], "baseline": "lru"}
+        return [claim.holds for claim in module.claims({module.EVICTION: {**record, "best": best, "verdict": "as it is"}})]
+
+    assert held() == [True] * 5
+    assert held(best="arc") == [False, True, True, True, True]
+    assert held(synthetic1pages=1.9) == [True, False, True, True, True]
+    assert held(conversation9pages=0.6) == [True, True, False, True, True]
+    assert held(agents1pages=0.6) == [True, True, True, False, True]
+    assert held(share=0.5) == [True, True, True, True, False]
 
 
 def test_a_conversation_is_known_by_its_second_page(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

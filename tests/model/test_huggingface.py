@@ -23,6 +23,12 @@ QWEN3 = {
     "num_attention_heads": 64, "num_hidden_layers": 64, "num_key_value_heads": 8, "sliding_window": None,
     "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_sliding_window": False, "vocab_size": 151936,
 }  # fmt: skip
+QWEN3_MOE = {
+    "model_type": "qwen3_moe", "decoder_sparse_step": 1, "head_dim": 128, "hidden_size": 2048, "intermediate_size": 6144,
+    "mlp_only_layers": [], "moe_intermediate_size": 768, "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
+    "num_hidden_layers": 48, "num_key_value_heads": 4, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "vocab_size": 151936,
+}  # fmt: skip
 DEEPSEEK = {
     "model_type": "deepseek_v3", "first_k_dense_replace": 3, "hidden_size": 7168, "intermediate_size": 18432, "kv_lora_rank": 512,
     "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1, "num_attention_heads": 128,
@@ -64,6 +70,7 @@ PUBLISHED = {
     "llama3_8b": LLAMA,
     "llama3_70b": LLAMA | {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_hidden_layers": 80},
     "qwen3_32b": QWEN3,
+    "qwen3_30b_a3b": QWEN3_MOE,
     "deepseek_v3": DEEPSEEK,
     "qwen3_next_80b": QWEN3_NEXT,
     "jamba_1_5_mini": JAMBA,

@@ -49,6 +49,7 @@ def test_every_model_file_gives_every_figure(path: Path) -> None:
         ("llama3_8b", 32 * 2 * 8 * 128 * 2),
         ("llama3_70b", 80 * 2 * 8 * 128 * 2),
         ("qwen3_32b", 64 * 2 * 8 * 128 * 2),
+        ("qwen3_30b_a3b", 48 * 2 * 4 * 128 * 2),
         ("deepseek_v3", 61 * (512 + 64) * 2),
         ("qwen3_next_80b", 12 * 2 * 2 * 256 * 2),
         ("nemotron_h_8b", 4 * 2 * 8 * 128 * 2),
@@ -67,6 +68,7 @@ def test_kv_bytes_per_token_are_layers_by_cached_elements_by_two_bytes(name: str
         ("llama3_8b", 8.03),
         ("llama3_70b", 70.6),
         ("qwen3_32b", 32.8),
+        ("qwen3_30b_a3b", 30.5),
         ("deepseek_v3", 671.0),
         ("qwen3_next_80b", 79.7),
         ("nemotron_h_8b", 8.10),
@@ -80,6 +82,11 @@ def test_parameters_are_the_published_number(name: str, billions: float) -> None
 
 def test_active_parameters_of_deepseek_v3_are_the_published_36_6_billion() -> None:
     assert published("deepseek_v3").active_parameters == pytest.approx(36.6e9, rel=0.002)
+
+
+def test_active_parameters_of_qwen3_30b_a3b_are_the_published_3_3_billion() -> None:
+    """With the lm_head, without the table of embeddings."""
+    assert published("qwen3_30b_a3b").active_parameters == pytest.approx(3.3e9, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The order of a leaderboard, by hand."""
 
+from dataclasses import replace
 from math import sqrt
 
 import pytest
@@ -27,6 +28,13 @@ def test_means_worst_best_and_costs() -> None:
     (one,) = standings([cell("p", "a", 1.0, cost=2.0), cell("p", "a", -3.0, cost=8.0)])
     assert (one.gain, one.worst, one.best) == (-1.0, -3.0, 1.0)
     assert one.cost == pytest.approx(4.0), "the geometric mean"
+
+
+def test_a_share_of_the_bound_is_not_ruled_by_cells_with_next_to_nothing_to_gain() -> None:
+    """1 of 4 and -0.1 of 0.01, and nothing of nothing: 0.9 of 4.01, not -488%."""
+    cells = [replace(cell("p", "a", 1.0), most=4.0), replace(cell("p", "b", -0.1), most=0.01), cell("p", "c", 0.0)]
+    (one,) = standings(cells)
+    assert one.headroom == pytest.approx(0.9 / 4.01)
 
 
 def test_noise_adds_up_within_a_trace_and_by_squares_between_traces() -> None:
