@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 import kvsim.report.study
-from kvsim.trace.base import Trace
-from tests.workloads import make_request, write_trace
+from tests.workloads import make_request, wildchat, write_trace
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 
@@ -341,6 +340,33 @@ def test_checkpoint_interval(trace: Path, sessions: Path, tmp_path: Path, monkey
 
 
 @pytest.mark.long
+def test_compute_savings(trace: Path, sessions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ("--weka", str(sessions), "--conversation", str(trace), "--file", str(trace))
+    module = study("compute_savings", monkeypatch, *files, "--limit", "9", "--output", str(tmp_path / "out"))
+    monkeypatch.setattr(module, "GIB", (24, 1024))
+    monkeypatch.setattr(module, "HBM_GIB", (24,))
+    assert module.STUDY.main() == 0
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert verdicts(table) == 7 and "## file" in table and "The file has 9 requests" in table and "FreeInference" in table
+    rows = list(csv.DictReader((tmp_path / "out" / "results.csv").read_text().splitlines()))
+    needs_kinds = [row["trace"] for row in rows if row["policy"] == "workload_aware"]
+    assert len(rows) == 4 * 2 * 9 + len(needs_kinds) + 3 * 4 and "conversation" not in needs_kinds
+    assert all(0 <= float(row["saved"]) <= 1 for row in rows)
+
+
+@pytest.mark.long
+def test_tail_latency(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ("--conversation", str(trace), "--wildchat", str(wildchat(tmp_path)), "--limit", "60")
+    module = study("tail_latency", monkeypatch, *files, "--output", str(tmp_path / "out"))
+    monkeypatch.setattr(module, "SAMPLES", 2)
+    assert module.STUDY.main() == 0
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert verdicts(table) == 7 and "drawn: ShareGPT, 2 samples" in table and "## WildChat: P90 shorter than LRU's" in table
+    rows = (tmp_path / "out" / "results.csv").read_text().splitlines()
+    assert len(rows) == 1 + 3 * 6 * (2 + 3 * 5) + 4 * 2 * 4 + 5 * 5
+
+
+@pytest.mark.long
 def test_routing(trace: Path, sessions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = ("--conversation", str(trace), "--weka", str(sessions), "--requests", "30", "9")
     module = study("routing", monkeypatch, *files, "--output", str(tmp_path / "out"))
@@ -362,65 +388,6 @@ def test_all_routers(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     table = (tmp_path / "out" / "results.md").read_text()
     assert verdicts(table) == 5 and "## p99 TTFT (s)" in table
     assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 2 * len(module.ROUTERS)
-
-
-@pytest.mark.long
-def test_compute_savings(trace: Path, sessions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = ("--weka", str(sessions), "--conversation", str(trace), "--file", str(trace))
-    module = study("compute_savings", monkeypatch, *files, "--limit", "9", "--output", str(tmp_path / "out"))
-    monkeypatch.setattr(module, "GIB", (24, 1024))
-    monkeypatch.setattr(module, "HBM_GIB", (24,))
-    assert module.STUDY.main() == 0
-    table = (tmp_path / "out" / "results.md").read_text()
-    assert verdicts(table) == 7 and "## file" in table and "The file has 9 requests" in table and "FreeInference" in table
-    rows = list(csv.DictReader((tmp_path / "out" / "results.csv").read_text().splitlines()))
-    needs_kinds = [row["trace"] for row in rows if row["policy"] == "workload_aware"]
-    assert len(rows) == 4 * 2 * 9 + len(needs_kinds) + 3 * 4 and "conversation" not in needs_kinds
-    assert all(0 <= float(row["saved"]) <= 1 for row in rows)
-
-
-def test_the_rule_of_blocks_on_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room for three blocks. LRU drops the end of the older prompt, compute its start: what is behind the hole is hit."""
-    study("compute_savings", monkeypatch)
-    flat = sys.modules["flat_blocks"]
-    requests = [make_request(pages, prompt_tokens=len(pages)) for pages in ([1, 2], [3, 4], [1, 2], [5, 6, 7, 8])]
-    found = {name: flat.replay(requests, 3, np.array([1.0, 3.0, 5.0]), score) for name, score in flat.SCORES.items()}
-    assert found["lru"] == flat.Savings(hit_rate=1 / 6, saved=1 / 12, skipped=1)
-    assert found["random_compute"] == flat.Savings(hit_rate=1 / 6, saved=3 / 12, skipped=1)
-    assert found["belady"].hit_rate == 1 / 6 and found["belady_compute"].saved == 3 / 12
-
-
-def test_the_rule_of_blocks_with_foresight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompt 1 is used again before prompt 2, which is never: Belady drops its blocks at once for the third prompt."""
-    study("compute_savings", monkeypatch)
-    flat = sys.modules["flat_blocks"]
-    requests = [make_request(pages, prompt_tokens=len(pages)) for pages in ([1, 2], [3, 4], [5, 6], [1, 2])]
-    costs = np.array([1.0, 3.0])
-    assert flat.replay(requests, 4, costs, flat.SCORES["lru"]).hit_rate == 0
-    assert flat.replay(requests, 4, costs, flat.SCORES["belady"]) == flat.Savings(2 / 8, 4 / 16, 0)
-    following, starts = flat.next_uses([flat.ids_of(request) for request in requests])
-    assert starts == [0, 2, 4, 6] and following[0].tolist() == [6, 6] and set(following[1].tolist()) == {flat.NEVER}
-
-
-def test_orders_are_compared_by_kendalls_tau(monkeypatch: pytest.MonkeyPatch) -> None:
-    study("compute_savings", monkeypatch)
-    published = sys.modules["published_savings"]
-    ranks = {"a": 1, "b": 2, "c": 2, "d": 4}
-    assert published.kendall({"a": 0.9, "b": 0.5, "d": 0.1, "x": 0.7}, ranks) == 1
-    assert published.kendall({"a": 0.1, "b": 0.5, "d": 0.9}, ranks) == -1
-    assert published.kendall({"a": 0.9, "b": 0.5, "c": 0.4, "d": 0.1}, ranks) == pytest.approx(5 / (6 * 5) ** 0.5)
-    assert published.kendall({"a": 0.5, "b": 0.5}, ranks) == 0
-    assert published.published(327_548).file == "freeinference.lcp.zst" and published.published(9) is None
-
-
-def test_requests_longer_than_the_models_context_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = study("compute_savings", monkeypatch)
-    sizes = (10, module.CONTEXT_TOKENS, module.CONTEXT_TOKENS + 1, 20)
-    requests = [make_request([at], index=at, prompt_tokens=tokens) for at, tokens in enumerate(sizes)]
-    given = Trace(name="made", requests=requests, page_tokens=16, block_tokens=None)
-    assert [(one.index, one.prompt_tokens) for one in module.without_long(given).requests] == [(0, 10), (1, sizes[1]), (2, 20)]
-    short = Trace(name="made", requests=requests[:2], page_tokens=16, block_tokens=None)
-    assert module.without_long(short) is short
 
 
 def test_every_router_is_in_the_study_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
