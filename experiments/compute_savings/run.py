@@ -4,8 +4,8 @@ Liu, Yu and Yang weigh each hit by the FLOPs that it saves: a block deep in a pr
 agents' trace (FreeInference), with 24 GiB of KV of Qwen3-Coder-30B, RandomCompute saves .638 of the compute, 10.4 points more
 than LRU and more than Belady, which knows the future but counts hits; frequency is far behind LRU.
 
-Their two traces are not at hand. Played here, in Qwen3-Coder-30B's bytes and FLOPs, without the requests of more than 262,144
-tokens that the authors leave out, too:
+Their two traces are not at hand, and their figures are quoted from public readings of the paper. Played here, in
+Qwen3-Coder-30B's bytes and FLOPs, without the requests of more than 262,144 tokens that the authors leave out, too:
 
 agents         WEKA's sessions of Claude Code, the 8,000 earliest requests; pages of 64 tokens
 conversation   the Mooncake conversation trace; pages of 512 tokens
