@@ -239,3 +239,13 @@ def branching_requests(draw: st.DrawFn) -> list[Request]:
         make_request(ids.pages(word), index=at, prompt_tokens=4 * len(word), output_tokens=draw(st.integers(0, 9)))
         for at, word in enumerate(words)
     ]
+
+
+def wildchat(folder: Path) -> Path:
+    """A file of two conversations as WildChat has them, of two turns and one: 8 bytes ask for 12. The later turn comes last."""
+    said = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "long answer."}]
+    stamped = [[said[0], said[1] | {"timestamp": f"2023-04-09T00:0{minute}:00+00:00"}] for minute in (1, 2, 3)]
+    path = folder / "wildchat.jsonl.gz"
+    with gzip.open(path, "wt") as file:
+        file.writelines(json.dumps({"conversation": turns}) + "\n" for turns in ([*stamped[0], *stamped[2]], stamped[1]))
+    return path

@@ -13,7 +13,7 @@ import io
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from operator import itemgetter
@@ -75,6 +75,8 @@ class Study(Generic[Cell, Row]):
     """Requests to play: one number for every trace (``--limit``), or one each (``--requests``); None plays whole traces."""
     processes: int | None = 2
     """Worker processes; None starts one per core."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Files that may be given beside the traces, by option, with what they are; None in the options of ``run`` if not given."""
 
     def main(self) -> int:
         """Run every cell and write the results. Return 1 if a claim fails, else 0; with fewer requests always 0."""
@@ -90,6 +92,8 @@ class Study(Generic[Cell, Row]):
     def options(self) -> Namespace:
         """Read the command line: a path per trace, ``limit`` and ``output``."""
         parser = option_parser(self.file, self.question, self.traces)
+        for option, text in self.files.items():
+            parser.add_argument(f"--{option}", type=existing_trace, help=text)
         if isinstance(self.limit, tuple):
             name, count, default = "--requests", len(self.limit), " and ".join(map(str, self.limit))
         else:

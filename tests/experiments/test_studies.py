@@ -19,7 +19,7 @@ import pytest
 import kvsim.report.study
 from kvsim.settings.configuration import compose
 from tests.policies.small_routing import prompt, router, sent_to
-from tests.workloads import make_request, write_trace
+from tests.workloads import make_request, wildchat, write_trace
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 
@@ -340,6 +340,33 @@ def test_checkpoint_interval(trace: Path, sessions: Path, tmp_path: Path, monkey
     table = (tmp_path / "out" / "results.md").read_text()
     assert verdicts(table) == 4 and "## conversation: hit rate" in table
     assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 2 * 3
+
+
+@pytest.mark.long
+def test_compute_savings(trace: Path, sessions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ("--weka", str(sessions), "--conversation", str(trace), "--file", str(trace))
+    module = study("compute_savings", monkeypatch, *files, "--limit", "9", "--output", str(tmp_path / "out"))
+    monkeypatch.setattr(module, "GIB", (24, 1024))
+    monkeypatch.setattr(module, "HBM_GIB", (24,))
+    assert module.STUDY.main() == 0
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert verdicts(table) == 7 and "## file" in table and "The file has 9 requests" in table and "FreeInference" in table
+    rows = list(csv.DictReader((tmp_path / "out" / "results.csv").read_text().splitlines()))
+    needs_kinds = [row["trace"] for row in rows if row["policy"] == "workload_aware"]
+    assert len(rows) == 4 * 2 * 9 + len(needs_kinds) + 3 * 4 and "conversation" not in needs_kinds
+    assert all(0 <= float(row["saved"]) <= 1 for row in rows)
+
+
+@pytest.mark.long
+def test_tail_latency(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ("--conversation", str(trace), "--wildchat", str(wildchat(tmp_path)), "--limit", "60")
+    module = study("tail_latency", monkeypatch, *files, "--output", str(tmp_path / "out"))
+    monkeypatch.setattr(module, "SAMPLES", 2)
+    assert module.STUDY.main() == 0
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert verdicts(table) == 7 and "drawn: ShareGPT, 2 samples" in table and "## WildChat: P90 shorter than LRU's" in table
+    rows = (tmp_path / "out" / "results.csv").read_text().splitlines()
+    assert len(rows) == 1 + 3 * 6 * (2 + 3 * 5) + 4 * 2 * 4 + 5 * 5
 
 
 @pytest.mark.long

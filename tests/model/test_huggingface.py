@@ -44,6 +44,12 @@ QWEN3_NEXT = {
     "num_attention_heads": 16, "num_experts": 512, "num_experts_per_tok": 10, "num_hidden_layers": 48, "num_key_value_heads": 2,
     "shared_expert_intermediate_size": 512, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 151936,
 }  # fmt: skip
+QWEN3_CODER = {
+    "model_type": "qwen3_moe", "decoder_sparse_step": 1, "head_dim": 128, "hidden_size": 2048, "intermediate_size": 5472,
+    "mlp_only_layers": [], "moe_intermediate_size": 768, "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
+    "num_hidden_layers": 48, "num_key_value_heads": 4, "shared_expert_intermediate_size": 0, "sliding_window": None,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_sliding_window": False, "vocab_size": 151936,
+}  # fmt: skip
 JAMBA = {
     "model_type": "jamba", "attn_layer_offset": 4, "attn_layer_period": 8, "expert_layer_offset": 1, "expert_layer_period": 2,
     "hidden_size": 4096, "intermediate_size": 14336, "mamba_d_conv": 4, "mamba_d_state": 16, "mamba_dt_rank": 256,
@@ -72,6 +78,7 @@ PUBLISHED = {
     "qwen3_32b": QWEN3,
     "qwen3_30b_a3b": QWEN3_MOE,
     "deepseek_v3": DEEPSEEK,
+    "qwen3_coder_30b": QWEN3_CODER,
     "qwen3_next_80b": QWEN3_NEXT,
     "jamba_1_5_mini": JAMBA,
     "nemotron_h_8b": NEMOTRON_H,

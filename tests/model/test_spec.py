@@ -51,6 +51,7 @@ def test_every_model_file_gives_every_figure(path: Path) -> None:
         ("qwen3_32b", 64 * 2 * 8 * 128 * 2),
         ("qwen3_30b_a3b", 48 * 2 * 4 * 128 * 2),
         ("deepseek_v3", 61 * (512 + 64) * 2),
+        ("qwen3_coder_30b", 48 * 2 * 4 * 128 * 2),
         ("qwen3_next_80b", 12 * 2 * 2 * 256 * 2),
         ("nemotron_h_8b", 4 * 2 * 8 * 128 * 2),
         ("jamba_1_5_mini", 4 * 2 * 8 * 128 * 2),
@@ -70,6 +71,7 @@ def test_kv_bytes_per_token_are_layers_by_cached_elements_by_two_bytes(name: str
         ("qwen3_32b", 32.8),
         ("qwen3_30b_a3b", 30.5),
         ("deepseek_v3", 671.0),
+        ("qwen3_coder_30b", 30.5),
         ("qwen3_next_80b", 79.7),
         ("nemotron_h_8b", 8.10),
         ("jamba_1_5_mini", 51.6),
@@ -87,6 +89,12 @@ def test_active_parameters_of_deepseek_v3_are_the_published_36_6_billion() -> No
 def test_active_parameters_of_qwen3_30b_a3b_are_the_published_3_3_billion() -> None:
     """With the lm_head, without the table of embeddings."""
     assert published("qwen3_30b_a3b").active_parameters == pytest.approx(3.3e9, rel=0.1)
+
+
+def test_flops_of_a_layer_of_qwen3_coder_are_those_printed_for_1024_tokens_at_two_depths() -> None:
+    """0.13 and 1.22 TFLOP: Liu, "Computation-aware caching for KV cache", section 3, the cost model of arXiv:2609.28870."""
+    model = published("qwen3_coder_30b")
+    assert [round(model.prefill_flops(1024, start) / 48 / 1e12, 2) for start in (0, 65_536)] == [0.13, 1.22]
 
 
 @pytest.mark.parametrize(

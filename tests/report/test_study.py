@@ -4,6 +4,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -90,3 +91,14 @@ def test_a_trace_must_exist(arguments: list[str], tmp_path: Path, capsys: pytest
     with pytest.raises(SystemExit, match="2"):
         squares(tmp_path).main()
     assert "argument --trace: no trace at no.jsonl" in capsys.readouterr().err
+
+
+def test_files_may_be_left_out_but_must_exist(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = replace(squares(tmp_path), files={"own": "a trace of your own"})
+    assert study.options().own is None
+    arguments += ["--own", arguments[2]]
+    assert study.options().own == arguments[2]
+    arguments[-1] = "no.jsonl"
+    with pytest.raises(SystemExit, match="2"):
+        study.main()
+    assert "argument --own: no trace at no.jsonl" in capsys.readouterr().err
