@@ -91,6 +91,10 @@ class Study(Generic[Cell, Row]):
 
     def options(self) -> Namespace:
         """Read the command line: a path per trace, ``limit`` and ``output``."""
+        return self.parser().parse_args()
+
+    def parser(self) -> ArgumentParser:
+        """Return the parser of the command line."""
         parser = option_parser(self.file, self.question, self.traces)
         for option, text in self.files.items():
             parser.add_argument(f"--{option}", type=existing_trace, help=text)
@@ -100,11 +104,15 @@ class Study(Generic[Cell, Row]):
             name, count, default = "--limit", None, str(self.limit or "all")
         text = f"requests to play from each trace; the claims are about the default, {default}"
         parser.add_argument(name, dest="limit", type=int, nargs=count, default=self.limit, metavar="N", help=text)
-        return parser.parse_args()
+        return parser
+
+    def to_play(self, options: Namespace) -> list[Cell]:
+        """Return the cells to run with these options."""
+        return list(self.cells())
 
     def play(self, options: Namespace) -> dict[Cell, Row]:
         """Run all cells, several at a time, and return their results in the same order."""
-        cells = list(self.cells())
+        cells = self.to_play(options)
         with ProcessPoolExecutor(self.processes, mp_context=get_context("fork")) as pool:
             return dict(zip(cells, pool.map(partial(self.run, options), cells), strict=True))
 

@@ -12,6 +12,7 @@ from kvsim.numbers import Real, check_settings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
 
+REUSE = ("session", "pages")
 HORIZONS_PER_WINDOW = 16
 """How often per window all bounds are renewed; more often makes them tighter."""
 
@@ -98,16 +99,19 @@ class WorkloadAware(EvictionPolicy):
 
     A request is continued by the next one of its session, with probability p = (continued + 1) / (requests + 2) and after an
     exponentially distributed time of rate a = (continued + 1) / (sum of times + W), counted per class since the run began.
-    Needs requests with a ``session``, a ``turn`` and a ``kind``.
+    Needs requests with a ``session``, a ``turn`` and a ``kind``. ``reuse=pages`` counts otherwise: see ``PageReuse``.
 
     P falls with age, so the P that a class's head will have at the end of a horizon is a lower bound until then. Only classes
     whose bound is not above the lowest P known are examined; the victim is the same as if all were.
     """
 
     window_s: float = 60.0
+    reuse: str = "session"
 
     def __post_init__(self) -> None:
         check_settings(self, Real(above=0), "window_s")
+        if self.reuse not in REUSE:
+            raise ValueError(f"reuse must be {' or '.join(REUSE)}, not {self.reuse}")
         self._classes: dict[tuple[str, int], RequestClass] = {}
         self._latest: dict[int, tuple[int, RequestClass | None, float]] = {}
         """By session: index and class of its latest request, and when that was admitted."""
@@ -121,12 +125,18 @@ class WorkloadAware(EvictionPolicy):
         self._horizon_s = -inf
         self._entries = 0
 
+    def variant(self) -> EvictionPolicy:
+        return self if self.reuse == "session" else PageReuse(window_s=self.window_s)
+
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
-        context.require("session", "the session of each request")
+        self._require_sessions(context)
         context.require("turn", "the turn of each request in its session")
         context.require("kind", "the type of each request")
         self._unfinished = RequestClass(self.tier, self.window_s)
+
+    def _require_sessions(self, context: PolicyContext) -> None:
+        context.require("session", "the session of each request")
 
     def on_request(self, request: Request, now: float) -> None:
         index, previous, then = self._latest.get(request.session, (-1, None, now))
@@ -211,3 +221,52 @@ class WorkloadAware(EvictionPolicy):
         if key not in self._classes:
             self._classes[key] = RequestClass(self.tier, self.window_s)
         return self._classes[key]
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class PageReuse(WorkloadAware):
+    """``reuse=pages``: counts pages, each as reused when any request uses it again, as in the paper's figure 15.
+
+    So system prompts, which other sessions use, speak for their classes, too. Sessions are not needed. A page that has left
+    the tier counts as not reused, whatever comes later.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._used: dict[Node, float] = {}
+        """Last use of each node by the requests that its class counts; a node is absent once it has been used again."""
+
+    def _require_sessions(self, context: PolicyContext) -> None:
+        pass
+
+    def on_request(self, request: Request, now: float) -> None:
+        pass
+
+    def on_hit(self, node: Node, now: float) -> None:
+        then, own = self._used.pop(node, None), node.notes[self.tier]
+        if then is not None and own is not None:
+            own.count(continued=node.pages, reuse_s=node.pages * (now - then))
+            self._changed[own] = None
+
+    def on_split(self, upper: Node, lower: Node) -> None:
+        if lower in self._used:
+            self._used[upper] = self._used[lower]
+
+    def on_merge(self, upper: Node, lower: Node) -> None:
+        if self._used.pop(upper, None) is None:
+            self._used.pop(lower, None)
+
+    def on_remove(self, node: Node) -> None:
+        self._used.pop(node, None)
+
+    def on_finish(self, request: Request, node: Node, now: float) -> None:
+        own, tier, pages = self._class_of(request), self.tier, 0
+        at = node
+        while at.parent is not None:
+            if at.state[tier] == READY:
+                pages += at.pages
+                self._used[at] = at.last_used_in(tier)
+            at = at.parent
+        own.count(requests=pages)
+        self._changed[own] = None
+        self.note_path(node, own)

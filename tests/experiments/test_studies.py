@@ -370,6 +370,49 @@ def test_tail_latency(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.long
+def test_workload_aware(trace: Path, sessions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside what is at hand, a file in the format of trace A, which is not the published one."""
+    published = tmp_path / "trace_a.jsonl"
+    lines = [
+        {"chat_id": 3 * chat + turn, "parent_chat_id": 3 * chat + turn - 1 if turn else -1, "timestamp": 3 * chat + turn}
+        | {"type": "text", "turn": turn + 1, "input_length": 128 * (turn + 1), "output_length": 9}
+        | {"hash_ids": list(range(64 * chat, 64 * chat + 8 * (turn + 1)))}
+        for chat in range(10)
+        for turn in range(3)
+    ]
+    published.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    files = ("--conversation", str(trace), "--weka", str(sessions), "--trace_a", str(published), "--limit", "300")
+    module = study("workload_aware", monkeypatch, *files, "--output", str(tmp_path / "out"))
+    monkeypatch.setattr(sys.modules["stand_ins"], "HOURS", 0.05)
+    capacities = {name: sizes[:1] for name, sizes in module.CAPACITIES.items()} | {"trace_a": module.CAPACITIES["trace_a"]}
+    monkeypatch.setattr(module, "CAPACITIES", capacities)
+    monkeypatch.setattr(module, "TIMED", (1_024,))
+    assert module.STUDY.main() == 0
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert verdicts(table) == 7 and "another file: its sha256 is" in table and "not at hand" in table
+    assert "## Hit rate, trace_a" in table and "## Hit rate, trace_b" not in table
+    assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 5 * 7 + 3 + 8 * 7 + 3 * 3
+
+
+@pytest.mark.long
+def test_hybrid_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = tmp_path / "lmsys.jsonl"
+    lines = [
+        {"session_id": chat, "turn_id": turn, "ts": 5.0 * turn + chat, "input_tokens": list(range(64 * (turn + 1)))}
+        | {"num_input_tokens": 64 * (turn + 1), "num_output_tokens": 2, "output_tokens": [1, 2]}
+        for turn in range(3)
+        for chat in range(5)
+    ]
+    published.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    module = study("hybrid_states", monkeypatch, "--lmsys", str(published), "--limit", "15", "--output", str(tmp_path / "out"))
+    monkeypatch.setattr(module, "GB", {name: sizes[:1] for name, sizes in module.GB.items()})
+    assert module.STUDY.main() == 0
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert verdicts(table) == 7 and "## lmsys, 2 sessions per second" in table and table.count("not at hand") == 2
+    assert len((tmp_path / "out" / "results.csv").read_text().splitlines()) == 1 + 4 * 2 * 5 + 5 * 3
+
+
+@pytest.mark.long
 def test_routing(trace: Path, sessions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = ("--conversation", str(trace), "--weka", str(sessions), "--requests", "30", "9")
     module = study("routing", monkeypatch, *files, "--output", str(tmp_path / "out"))

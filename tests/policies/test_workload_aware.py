@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from kvsim.policies.context import PolicyContext
-from kvsim.policies.eviction.workload_aware import RequestClass, WorkloadAware
+from kvsim.policies.eviction.workload_aware import PageReuse, RequestClass, WorkloadAware
 from tests.core.small import SmallCache, offered, small_cache
 from tests.workloads import make_request, random_word
 
@@ -95,6 +95,61 @@ def test_the_victim_is_that_of_comparing_all_leaves(seed: int) -> None:
             assert (chance, -victim.depth - victim.pages) == least(cache, now)
 
 
+def by_pages(*uses: tuple[str, str], gpu: int = 40) -> tuple[SmallCache, dict[str, tuple[int, int, float]]]:
+    """A cache after words, each used by a request of this type, and by type the pages, those used again, and after how long."""
+    cache = small_cache(gpu=gpu, eviction=lambda: WorkloadAware(reuse="pages").variant())
+    for index, (word, kind) in enumerate(uses):
+        cache.use(word, index=index, kind=kind, turn=0)
+    classes = cache.gpu.eviction._classes
+    return cache, {kind: (made.requests, made.continued, made.reuse_s) for (kind, _), made in classes.items()}
+
+
+def test_pages_that_any_request_uses_again_are_reused() -> None:
+    """A file begins with two pages that a chat has computed a tick ago. A chat uses these four ticks later, and a page of the
+    file's a tick after that was computed."""
+    _, counts = by_pages(("abc", "chat"), ("abxy", "file"), ("abxz", "chat"))
+    assert counts == {"chat": (3 + 4, 2, 2 * 1.0), "file": (4, 3, 2 * 4.0 + 1.0)}
+
+
+def test_a_page_is_counted_once_for_each_request_that_used_it() -> None:
+    """Two requests at once use what a third one has left: the first of them counts."""
+    cache, _ = by_pages(("ab", "chat"))
+    running = [cache.run(word, index=1 + at, kind="file", turn=0) for at, word in enumerate(("abx", "aby"))]
+    (chat,) = cache.gpu.eviction._classes.values()
+    assert (chat.requests, chat.continued) == (2, 2)
+    for lease in running:
+        cache.finish(lease)
+    assert [(made.requests, made.continued) for made in cache.gpu.eviction._classes.values()] == [(2, 2), (6, 0)]
+
+
+def test_what_has_left_is_not_reused() -> None:
+    _, counts = by_pages(("abc", "chat"), ("xyz", "file"), ("abc", "chat"), gpu=3)
+    assert counts == {"chat": (6, 0, 0.0), "file": (3, 0, 0.0)}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_page_is_used_again_more_often_than_it_was_kept(seed: int) -> None:
+    """With splits, merges and requests that overlap; so a chance is below 1. Nothing is remembered of pages that have left."""
+    random = Random(seed)
+    cache = small_cache(gpu=14, eviction=PageReuse)
+    running = []
+    for index in range(200):
+        running.append(cache.run(random_word(random, longest=5), index=index, kind=random.choice("xy"), turn=0))
+        if len(running) > random.randint(0, 1):
+            cache.finish(running.pop(0))
+        policy = cache.gpu.eviction
+        assert all(0 <= made.continued <= made.requests for made in policy._classes.values())
+        assert set(policy._used) <= set(cache.tree.root.descendants())
+    assert all(made.continued > 0 for made in policy._classes.values())
+
+
+def test_reuse_is_of_sessions_or_pages() -> None:
+    policy = WorkloadAware(reuse="session")
+    assert policy.variant() is policy
+    with pytest.raises(ValueError, match="reuse must be session or pages, not page"):
+        WorkloadAware(reuse="page")
+
+
 def test_old_entries_are_forgotten() -> None:
     cache = filled(*[("abc"[index % 3], index % 3, "chat", 0) for index in range(2000)])
     assert sum(len(made.heap) for made in cache.gpu.eviction._classes.values()) <= 65
@@ -112,3 +167,8 @@ def test_a_window_is_positive() -> None:
 def test_a_trace_without_what_it_needs_is_refused(about: dict[str, int], missing: str) -> None:
     with pytest.raises(ValueError, match=f"needs {missing} of each request"):
         WorkloadAware().bind(PolicyContext(requests=[make_request([0], **about)]))
+
+
+def test_reuse_of_pages_needs_no_sessions() -> None:
+    with pytest.raises(ValueError, match="needs the type of each request"):
+        PageReuse().bind(PolicyContext(requests=[make_request([0], turn=1)]))

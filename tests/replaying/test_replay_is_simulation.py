@@ -55,6 +55,7 @@ BESIDE_DEFAULTS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("slru", {"segments": "sized"}),
         ("tail_latency", {"threshold": 64}),
         ("workload_aware", {"window_s": 300.0}),
+        ("workload_aware", {"reuse": "pages"}),
         ("flop_aware", {"alpha": 0.7}),
     ],
     "placement": [
