@@ -79,6 +79,10 @@ class Rules:
     """Whether an engine's rules are for models with recurrent layers, whose prompts are then computed in chunks
     (``replay.prefill_chunk_tokens``), instead of for others."""
 
+    serves_windows: ClassVar[bool] = False
+    """Whether an engine's rules are for models of which some layers have a sliding window, instead of for others, and free what
+    is behind it. Prompts are then computed in chunks. By other rules, such layers keep the KV of the whole prompt."""
+
     prefills_in_chunks: ClassVar[bool] = False
     """Whether a replay by an engine's rules for other models, too, computes prompts in chunks, if that is set."""
 

@@ -162,7 +162,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
         config=_recorded(config, [tier.name for tier in tiers]),
         gpu_memory=gpu_memory,
         choices=choices,
-        model_note=source.note(),
+        model_note="; ".join(filter(None, [source.note(), _window_note(model, rules)])),
     )
     if rules.cache_output is None and command == "replay" and not plan.replay.hold_output:
         plan = plan.with_answers(False)
@@ -174,6 +174,16 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
         check_against_server(plan, keys)
     check_output(plan.output)
     return plan
+
+
+def _window_note(model: ModelSpec, rules: Rules) -> str:
+    """Say that KV is kept that engines free behind the windows of some layers; empty if it is not."""
+    if not model.sliding_window_layers or rules.serves_windows:
+        return ""
+    return (
+        f"{model.sliding_window_layers} of {model.attention_layers} attention layers have a window of "
+        f"{model.sliding_window_tokens:,} tokens, but under these rules their KV is kept for the whole prompt"
+    )
 
 
 def _model_source(config: Config) -> ModelSource:
