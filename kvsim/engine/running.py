@@ -60,7 +60,7 @@ class RunningRequests:
         self.claims_since_s = nan
         self.claiming_s = 0.0
         """Time in which admitted requests waited for slots whose pages were being written down, until ``claims_since_s``."""
-        self.groups = [Decoding(cache.page_tokens) for _ in range(steps_in_flight)]
+        self.groups = [Decoding(cache.page_tokens, cache.slides_at) for _ in range(steps_in_flight)]
         """Those that decode, by the step in flight that they are in."""
         self.decoding = self.groups[0]
         """The group whose step is formed, or has just ended."""
@@ -216,11 +216,21 @@ class RunningRequests:
             self.decoding.add(job)
         self.joining.clear()
 
+    def slide(self, steps: int, *, in_turn: bool = False) -> None:
+        """Let the cache know which decoding requests leave pages behind their windows within ``steps`` steps.
+
+        ``in_turn``: in the order of the requests that take pages for the next step.
+        """
+        self.cache.slide(self.decoding.slides_due(steps), in_turn=in_turn)
+
     def leap_steps(self) -> int:
         """Return the most decode steps that may follow each other without a look at the queue, 1 or more."""
         if self.is_full and not self.cache.pauses_after_retraction or len(self.groups) > 1:
             return 1
-        return min(longest_leap(self.cache), self.decoding.steps_to_end())
+        steps = min(longest_leap(self.cache), self.decoding.steps_to_end())
+        if self.cache.slides_at >= 0 and self.queue:  # what is left behind may make room for those that wait
+            steps = min(steps, self.decoding.steps_to_slide())
+        return steps
 
     def make_room(self, steps: int) -> int:
         """Take the pages that the next ``steps`` decode steps need, or those of fewer steps if there are too few.
@@ -228,10 +238,16 @@ class RunningRequests:
         Returns the number of steps that have room; 0 if a request has been retracted or transfers have ended: then plan again.
         ``WAITS`` if time has to pass first: then ``wait_for_room`` tells it.
         """
+        steps = self._make_room(steps)
+        if steps > 0 and self.cache.slides_at >= 0:
+            self.cache.slide([], in_turn=False)
+        return steps
+
+    def _make_room(self, steps: int) -> int:
         cache = self.cache
         while due := self.decoding.pages_due(steps):
             if steps > 1 and cache.takes_pages_late:
-                if sum([pages for _, _, pages in due]) <= self.gpu.available_pages:
+                if sum([pages for _, _, pages in due]) * cache.slots_per_page <= self.gpu.available_pages:
                     self._due_late = due
                     return steps
             else:
@@ -310,6 +326,8 @@ class RunningRequests:
             self._due_late = []
             assert growth.has_room and not growth.transfers, "a leap had no room for its pages"
         self.decoding.step += steps
+        if self.cache.slides_at >= 0:
+            self.slide(0)
         if not self.cache.pauses_after_retraction:
             self.is_full = False
 

@@ -120,7 +120,8 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
     if command == "validate":  # on this machine's GPUs, which exchange no activations
         hardware = replace(hardware, allreduce_bytes_per_s=None)
     gpu_memory = gpu_memory_of(config, model, hardware, keys)
-    tiers = tier_plans(config, run.page_tokens, model, cluster, gpu_memory, keys)
+    page_bytes = construct(Rules, config.get("rules"), "rules").page_bytes(model, run.page_tokens)
+    tiers = tier_plans(config, run.page_tokens, page_bytes, model, cluster, gpu_memory, keys)
     disk_scope = next((tier.scope for tier in tiers if kind_of(tier.name).medium == FILE), "host")
     rules, rules_note = _rules(config, command, [tier.name for tier in tiers])
     if not rules.has_coarse_pages and (rules_note or "rules" in keys):

@@ -95,16 +95,19 @@ class Roofline(Steps):
     def first_step(self, work: Work) -> tuple[float, float]:
         """Return FLOPs and bytes of a leap's first step."""
         model, decoding = self.model, work.decode_requests
-        tokens, flops = decoding, decoding * self._linear_flops
-        prefix: float = 0
+        tokens, flops, prefix = decoding, decoding * self._linear_flops, 0
         for count, start in work.chunks:
             tokens += count
-            prefix += start if not self._has_windows else model.read_tokens(start)
+            prefix += start
             flops += model.prefill_flops(count, start)
-        context = work.decode_context_tokens if not self._has_windows else model.read_tokens(work.decode_context_tokens, decoding)
+        context = float(work.decode_context_tokens)
+        read = prefix + context
+        if self._has_windows:
+            context = model.read_tokens(context, decoding)
+            read = context + sum([model.read_tokens(start) for _, start in work.chunks])
         flops += self._attention_flops * context
         flops += self._sampling_flops * (decoding + work.sampled_tokens) + self.experts.more_flops(tokens)
-        kv_bytes = self._kv_bytes * (prefix + tokens + context)
+        kv_bytes = self._kv_bytes * (read + tokens)
         return flops, self.experts.weight_bytes(tokens) + kv_bytes + self._state_bytes * (decoding + len(work.chunks))
 
     def leap_s(self, work: Work, steps: int) -> float:
