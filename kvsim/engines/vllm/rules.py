@@ -262,9 +262,7 @@ class VLLMWindowRules(Rules):
             kind = type(gpu.eviction).__name__
             raise ValueError(f"vLLM evicts the block used least recently, not by {kind}: set eviction=lru, {OWN}")
         if self.retention_tokens is not None and self.retention_tokens % page_tokens:
-            raise ValueError(
-                f"rules.retention_tokens={self.retention_tokens} must be a multiple of page_tokens={page_tokens}, {OWN}"
-            )
+            raise ValueError(f"retention_tokens={self.retention_tokens} must be a multiple of page_tokens={page_tokens}, {OWN}")
         return WindowGroups(
             group_sizes(model.full_layers, model.window_layers)[2],
             model.window_tokens,

@@ -13,6 +13,7 @@ from kvsim.engines.vllm.block_pool import BlockLease
 from kvsim.engines.vllm.stepped import SteppedCache
 from kvsim.engines.vllm.window_blocks import WindowBlockPool, WindowLease
 from kvsim.engines.vllm.window_groups import WindowGroups
+from kvsim.pages.extents import Extent
 
 
 class WindowSteppedCache(SteppedCache):
@@ -35,6 +36,9 @@ class WindowSteppedCache(SteppedCache):
         self._turns = 0
         self.slides_at = (windows.window_tokens - 1) % page_tokens
         self._windows = windows
+
+    def held_extents(self) -> list[Extent]:
+        return super().held_extents() + [(page, 1) for page in self.blocks.states.pages()]
 
     def match(self, request: Request, gpu: Tier | None = None, why: int = FIRST, tokens: int = 0) -> Lease:
         lease = WindowLease(request, self.gpu, self.tree.root, self._path(request), why)
