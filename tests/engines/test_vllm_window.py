@@ -181,11 +181,11 @@ def test_counts_hold_while_requests_run() -> None:
         assert running
 
 
-@pytest.mark.parametrize(("capacity", "in_flight", "groups", "window"), [(100, 1, 1, 64), (300, 3, 2, 200), (900, 2, 6, 512)])
+@pytest.mark.parametrize(("capacity", "in_flight", "groups", "window"), [(100, 1, 1, 64), (300, 3, 2, 200), (500, 2, 4, 256)])
 def test_conversations_hit_what_the_slow_model_hits(
     chats: dict[int, list[Request]], capacity: int, in_flight: int, groups: int, window: int
 ) -> None:
     about = {"groups": groups, "window": window, "chunk": 256, "page_tokens": 16}
-    rows = play(make_cache(capacity, **about), chats[16][:400], in_flight)
-    assert rows == play_slowly(SlowWindowBlocks(capacity, **about), chats[16][:400], in_flight)
+    rows = play(make_cache(capacity, **about), chats[16][:150], in_flight)
+    assert rows == play_slowly(SlowWindowBlocks(capacity, **about), chats[16][:150], in_flight)
     assert sum(rows) > 100

@@ -56,7 +56,7 @@ def slowly(steps_of: Steps, work: Work, steps: int) -> float:
     return sum(steps_of.leap_s(one, 1) for one in works)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(work=WORK, steps=st.integers(1, 100), flops_per_s=RATES, bytes_per_s=RATES, window=st.integers(2, 100))
 def test_a_leap_is_the_sum_of_its_steps(work: Work, steps: int, flops_per_s: float, bytes_per_s: float, window: int) -> None:
     model = ModelSpec(**FOUR, sliding_window_layers=3, sliding_window_tokens=window)
