@@ -242,8 +242,8 @@ def presets() -> str:
 def models_table() -> str:
     """Every model with the sizes that follow from its settings."""
     lines = [
-        "| model | parameters | active per token | weights | KV per token | state per checkpoint |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| model | parameters | active per token | weights | KV per token | layers with a window | state per checkpoint |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for name in choices("model"):
         if name == "hf":  # reads any model from a file
@@ -256,6 +256,7 @@ def models_table() -> str:
             _count(model.active_parameters),
             f"{weights / 2**30:,.1f} GiB",
             f"{model.kv_bytes_per_token / 2**10:,.1f} KiB",
+            f"{model.sliding_window_layers} of {model.attention_layers}" if model.sliding_window_layers else "none",
             state,
         )
         lines.append(f"| [`{name}`](#model-{name}) | {' | '.join(cells)} |")

@@ -57,7 +57,7 @@ def describe(curve: Curve, plan: Plan, command_line: str) -> RunRecord:
         "prompt_tokens": curve.unlimited.prompt_tokens,
         "prompt_pages": curve.unlimited.prompt_pages,
         "page_tokens": plan.page_tokens,
-        "page_bytes": plan.model.page_bytes(plan.page_tokens),
+        "page_bytes": plan.page_bytes,
         "largest_prompt_pages": curve.largest_pages,
         "unique_pages": curve.unique_pages,
         "capacities": curve.capacities,

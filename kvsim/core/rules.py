@@ -11,6 +11,7 @@ from kvsim.core.serving import ServedCache, Server
 from kvsim.core.tier import Edge, Tier
 from kvsim.errors import IdleSetting
 from kvsim.hardware.tier_kinds import LEVELS
+from kvsim.model.spec import ModelSpec
 
 IN_TIME = ("simulate", "validate")
 """Commands that run engines in time; all others replay requests."""
@@ -37,6 +38,19 @@ class HybridSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WindowSettings:
+    """What the cache of a model with sliding windows needs to know about its layers."""
+
+    full_layers: int
+    window_layers: int
+    window_tokens: int
+    chunk_tokens: int
+    """Prompt tokens that one step of a replay computes; 0: whole prompts."""
+    batch_tokens: int
+    """The most tokens that one step of an engine in time computes."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CacheSetup:
     """What a cache is made of."""
 
@@ -45,6 +59,8 @@ class CacheSetup:
     page_tokens: int
     hybrid: HybridSettings | None = None
     """For a model with recurrent layers; None for any other."""
+    windows: WindowSettings | None = None
+    """For a model of which some layers have a sliding window; None for any other."""
     prefill_chunk_tokens: int = 0
     """Prompt tokens that one step of a replay computes, by rules with ``prefills_in_chunks``; 0: whole prompts."""
     copy_steps: int = 0
@@ -78,6 +94,10 @@ class Rules:
     serves_hybrid_models: ClassVar[bool] = False
     """Whether an engine's rules are for models with recurrent layers, whose prompts are then computed in chunks
     (``replay.prefill_chunk_tokens``), instead of for others."""
+
+    serves_windows: ClassVar[bool] = False
+    """Whether an engine's rules are for models of which some layers have a sliding window, instead of for others, and free what
+    is behind it. Prompts are then computed in chunks. By other rules, such layers keep the KV of the whole prompt."""
 
     prefills_in_chunks: ClassVar[bool] = False
     """Whether a replay by an engine's rules for other models, too, computes prompts in chunks, if that is set."""
@@ -130,6 +150,13 @@ class Rules:
     def whose(self) -> str:
         """Whose rules these are, for a line about them."""
         return self.engine
+
+    def page_bytes(self, model: ModelSpec, page_tokens: int) -> int:
+        """Return the bytes of a slot of the GPU tier: by default, those of a page of all layers."""
+        return model.page_bytes(page_tokens)
+
+    def check_model(self, model: ModelSpec) -> None:
+        """Raise ValueError if the rules, which apply, do not support a model."""
 
     def can_cache_answers(self, command: str, tiers: Sequence[str]) -> bool:
         """Whether ``cache_output`` is supported on a command with the tiers of these names."""

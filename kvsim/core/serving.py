@@ -175,6 +175,13 @@ class ServedCache(Reported):
     takes_pages_late: bool = False
     """Whether the pages of a leap are taken after it, when it is known how many steps it had. Requires that making room for
     them starts no transfers."""
+    slots_per_page: int = 1
+    """Slots that the next page of an answer takes, at most."""
+    slides_at: int = -1
+    """A growing answer leaves pages behind its window (``slide``) whenever its tokens are so many more than whole pages; -1: it
+    never does."""
+    step_tokens: int = 0
+    """Tokens left in the step that is being formed, when a request is admitted to it."""
     finds_by_pages: bool = False
     """Whether what ``match`` finds with LOOK depends on nothing but pages of the request (``looked_up``)."""
     pauses_after_retraction: bool = True
@@ -282,6 +289,13 @@ class ServedCache(Reported):
         """Take note that a step has computed a prompt up to its first ``tokens`` tokens, and that others will compute the rest.
 
         A hook of caches that let others find what is computed before the whole prompt is.
+        """
+
+    def slide(self, leaving: list[tuple[Lease, int]], *, in_turn: bool) -> None:
+        """Give back what decoding requests do not attend to once so many tokens have been computed, as (lease, tokens).
+
+        ``in_turn``: not yet, but as ``grow`` comes to a request that was admitted no earlier, or with the next call. A hook of
+        caches with ``slides_at``.
         """
 
     def fork(self, lease: Lease, now: float) -> list[Lease]:

@@ -117,7 +117,10 @@ class ContinuousBatching(Schedule):
         running.turn_to_idle_group()
         if running.joining:
             running.join()
-        if running.decoding.needs_pages(1) and (running.admitted or self.queue):
+        needs_pages = running.decoding.needs_pages(1)
+        if self.cache.slides_at >= 0:
+            running.slide(1, in_turn=needs_pages)
+        if needs_pages and (running.admitted or self.queue):
             steps = running.make_room(1)
             if steps == WAITS:
                 return self._form_later()
@@ -208,6 +211,7 @@ class ContinuousBatching(Schedule):
             pages = request.pages_for(tokens, page_tokens)
             in_all = pages if job.decoder >= 0 else request.pages_in_all(page_tokens)
             fits = self.fits_alone(lease, in_all)
+            cache.step_tokens = running.budget_tokens
             if not (fits and cache.admit(lease, pages, now, load_pages)):
                 if lease.waits:
                     self.mover.submit(lease.waits)

@@ -4,6 +4,7 @@ from heapq import heappop, heappush
 from typing import cast
 
 from kvsim.core.lease import Lease
+from kvsim.core.pool import UNLIMITED
 from kvsim.engine.job import DECODING, Job
 
 
@@ -16,8 +17,10 @@ class Decoding:
     tokens_per_request: int = 1
     """Tokens that a step computes of each request."""
 
-    def __init__(self, page_tokens: int) -> None:
+    def __init__(self, page_tokens: int, slides_at: int = -1) -> None:
+        """``slides_at`` is that of the cache."""
         self.page_tokens = page_tokens
+        self.slides_at = slides_at
         self.jobs: dict[Job, None] = {}
         """In the order in which they began."""
         self.is_flying = False
@@ -26,6 +29,9 @@ class Decoding:
         """Decode steps done."""
         self._ends: list[tuple[int, int, Job]] = []
         self._page_needs: list[tuple[int, int, Job]] = []
+        self._slides: list[tuple[int, int, Job]] = []
+        self._next_slides: dict[Job, int] = {}
+        """The next step of each request in which it leaves pages behind its window."""
         self._context_offset = 0
         """Sum over the requests of (cached tokens - steps done)."""
         self._order = 0
@@ -50,10 +56,35 @@ class Decoding:
         self._order += 1
         heappush(self._ends, (job.last_step, self._order, job))
         self.need_page(job)
+        if self.slides_at >= 0:
+            self._note_slide(job, self.step + 1 + (self.slides_at - tokens) % page_tokens)
+
+    def _note_slide(self, job: Job, step: int) -> None:
+        self._next_slides[job] = step
+        self._order += 1
+        heappush(self._slides, (step, self._order, job))
+
+    def slides_due(self, steps: int) -> list[tuple[Lease, int]]:
+        """Remove and return which requests leave pages behind by the end of ``steps`` more steps, with their tokens before the
+        last step in which they do; note the next time."""
+        due: list[tuple[Lease, int]] = []
+        slides, last, page_tokens = self._slides, self.step + steps, self.page_tokens
+        while slides and slides[0][0] <= last:
+            step, _, job = heappop(slides)
+            if self._next_slides.get(job) == step:
+                step += (last - step) // page_tokens * page_tokens
+                due.append((cast(Lease, job.lease), job.target_tokens - 1 + step - job.joined_step - 1))
+                self._note_slide(job, step + page_tokens)
+        return due
+
+    def steps_to_slide(self) -> int:
+        """Return the number of steps before the next one in which a request may leave pages behind, 1 or more."""
+        return max(1, self._slides[0][0] - self.step - 1) if self._slides else UNLIMITED
 
     def remove(self, job: Job) -> None:
         """Take out a request, which has generated a token in each step since it began."""
         del self.jobs[job]
+        self._next_slides.pop(job, None)
         done = self.step - job.joined_step
         tokens = job.target_tokens - 1
         self._context_offset -= tokens - job.joined_step
@@ -118,4 +149,5 @@ class Decoding:
         """Forget the needs of the requests, which have all been taken out."""
         self._ends.clear()
         self._page_needs.clear()
+        self._slides.clear()
         assert not self._context_offset, "tokens of requests that do not decode any more"

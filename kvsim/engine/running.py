@@ -83,8 +83,10 @@ class RunningRequests:
         """The pages that a leap under way needs if it is not stopped, where pages are taken late."""
 
     def _new_group(self) -> Decoding:
-        page_tokens = self.cache.page_tokens
-        return Decoding(page_tokens) if self.answers is None else SpeculativeDecoding(page_tokens, self.answers)
+        cache = self.cache
+        if self.answers is None:
+            return Decoding(cache.page_tokens, cache.slides_at)
+        return SpeculativeDecoding(cache.page_tokens, self.answers)
 
     def __len__(self) -> int:
         return len(self.admitted) + self.decoding_requests + len(self.joining) + self.held
@@ -229,11 +231,21 @@ class RunningRequests:
             self.decoding.add(job)
         self.joining.clear()
 
+    def slide(self, steps: int, *, in_turn: bool = False) -> None:
+        """Let the cache know which decoding requests leave pages behind their windows within ``steps`` steps.
+
+        ``in_turn``: in the order of the requests that take pages for the next step.
+        """
+        self.cache.slide(self.decoding.slides_due(steps), in_turn=in_turn)
+
     def leap_steps(self) -> int:
         """Return the most decode steps that may follow each other without a look at the queue, 1 or more."""
         if self.is_full and not self.cache.pauses_after_retraction or len(self.groups) > 1:
             return 1
-        return min(longest_leap(self.cache), self.decoding.steps_to_end())
+        steps = min(longest_leap(self.cache), self.decoding.steps_to_end())
+        if self.cache.slides_at >= 0 and self.queue:  # what is left behind may make room for those that wait
+            steps = min(steps, self.decoding.steps_to_slide())
+        return steps
 
     def make_room(self, steps: int) -> int:
         """Take the pages that the next ``steps`` decode steps need, or those of fewer steps if there are too few.
@@ -241,10 +253,16 @@ class RunningRequests:
         Returns the number of steps that have room; 0 if a request has been retracted or transfers have ended: then plan again.
         ``WAITS`` if time has to pass first: then ``wait_for_room`` tells it.
         """
+        steps = self._make_room(steps)
+        if steps > 0 and self.cache.slides_at >= 0:
+            self.cache.slide([], in_turn=False)
+        return steps
+
+    def _make_room(self, steps: int) -> int:
         cache = self.cache
         while due := self.decoding.pages_due(steps):
             if steps > 1 and cache.takes_pages_late:
-                if sum([pages for _, _, pages in due]) <= self.gpu.available_pages:
+                if sum([pages for _, _, pages in due]) * cache.slots_per_page <= self.gpu.available_pages:
                     self._due_late = due
                     return steps
             else:
@@ -323,6 +341,8 @@ class RunningRequests:
             self._due_late = []
             assert growth.has_room and not growth.transfers, "a leap had no room for its pages"
         self.decoding.advance(steps)
+        if self.cache.slides_at >= 0:
+            self.slide(0)
         if not self.cache.pauses_after_retraction:
             self.is_full = False
 

@@ -17,6 +17,8 @@ BITS = {"fp8": 8.0, "mxfp4": 4.25, "awq": None, "gptq": None, "bitsandbytes": No
 OF_EXPERTS = ("mxfp4",)
 """Methods that quantize only the routed experts."""
 
+PATTERNS = {"gemma2": 2, "gemma3_text": 6}
+"""Where the file does not say it: one layer in this many has full attention, the others a window."""
 MOST_LAYERS = 10_000
 UNUSABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 """What fields of other types and sizes than those of a model lead to."""
@@ -78,7 +80,7 @@ class HuggingFaceModel(ModelSource):
             raise fields.error("layers that share their KV (num_kv_shared_layers) are not known")
         if not Whole(1, MOST_LAYERS).holds(fields.need("num_hidden_layers")):
             raise fields.error(refusal("num_hidden_layers", Whole(1, MOST_LAYERS), fields.values["num_hidden_layers"]))
-        settings = FAMILIES[fields.kind](fields)
+        settings = FAMILIES[fields.kind](fields) | window(fields)
         stored = dtype_bytes(fields, fields.get("torch_dtype", fields.get("dtype", "bfloat16")))
         try:
             spec = ModelSpec(**settings, kv_dtype_bytes=self.kv_dtype_bytes or stored, weight_dtype_bytes=stored)
@@ -89,7 +91,6 @@ class HuggingFaceModel(ModelSource):
             n_bytes = _weight_bytes(fields, spec, stored)
             if n_bytes not in (stored, 1.0):
                 remarks.append(f"{n_bytes:.3g} bytes per weight on average")
-        remarks += window(fields)
         return replace(spec, weight_dtype_bytes=n_bytes), remarks
 
     def _content(self) -> dict[str, Any]:
@@ -124,31 +125,28 @@ def summary(spec: ModelSpec) -> str:
     ]
     if spec.routed_experts:
         parts.append(f"{spec.experts_per_token} of {spec.routed_experts} experts")
+    if spec.sliding_window_layers:
+        parts.append(f"{spec.sliding_window_layers} attention layers with a window of {spec.sliding_window_tokens:,} tokens")
     if spec.is_hybrid:
         parts.append(f"{spec.recurrent_layers} recurrent layers with a state of {spec.state_bytes / 2**20:,.1f} MiB")
     return ", ".join(parts)
 
 
-def window(fields: Fields) -> list[str]:
-    """Say which layers look at a window of the prompt only: ``ModelSpec`` gives them full attention."""
+def window(fields: Fields) -> dict[str, int]:
+    """Return the settings of layers that look at a window of the prompt only; none without such layers."""
     size, layers = fields.get("sliding_window"), fields.need("num_hidden_layers")
     kinds = fields.get("layer_types", [])
     if "chunked_attention" in kinds:
         raise fields.error("chunked_attention is not known")
     if not size or fields.get("use_sliding_window") is False or size >= fields.get("max_position_embeddings", size + 1):
-        return []
+        return {}
     if kinds:
         local = kinds.count("sliding_attention")
-    elif pattern := fields.get("sliding_window_pattern", 2 if fields.kind == "gemma2" else 0):
+    elif pattern := fields.get("sliding_window_pattern", PATTERNS.get(fields.kind, 0)):
         local = layers - layers // pattern
     else:
         local = layers - (fields.get("max_window_layers", 0) if fields.get("use_sliding_window") else 0)
-    if local <= 0:
-        return []
-    return [
-        f"{local} of {layers} layers have a window of {size} tokens: their KV and attention are counted for the whole prompt, as "
-        "in an engine that keeps all pages of all layers; an engine that frees pages behind the window needs less"
-    ]
+    return {"sliding_window_layers": local, "sliding_window_tokens": size} if local > 0 else {}
 
 
 def _inherited(whole: Mapping[str, Any]) -> dict[str, Any]:

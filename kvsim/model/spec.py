@@ -11,6 +11,7 @@ LATENT = ("kv_latent_dim", "nope_dim", "rope_dim", "value_dim")
 EXPERTS = ("routed_experts", "experts_per_token", "expert_width")
 RECURRENT = ("state_heads", "state_key_dim", "state_value_dim", "recurrent_in_width")
 RECURRENT_OPTIONS = ("recurrent_inner_parameters", "conv_channels", "conv_width")
+WINDOW = ("sliding_window_layers", "sliding_window_tokens")
 
 
 class ModelSource:
@@ -39,6 +40,7 @@ class ModelSpec(ModelSource):
     dense MLP                 leave ``routed_experts`` at 0               every layer with an MLP has one of ``mlp_width``
     mixture of experts        set ``routed_experts`` and the like         in all MLP layers except ``dense_layers``
     hybrid                    set ``recurrent_layers`` and the like       these layers keep a state of fixed size instead of KV
+    sliding window            set ``sliding_window_tokens`` and layers    these layers attend to the last tokens only
 
     Only weight matrices are counted (norms and biases are below 0.01%); a multiply-accumulate is 2 FLOPs. A multi-token
     prediction module (DeepSeek-V3 publishes one) is not counted as part of the model. Derived values are computed once and
@@ -88,6 +90,10 @@ class ModelSpec(ModelSource):
     kernel_chunk_tokens: int = 1
     """The recurrence kernel can save a state only at multiples of this many tokens."""
 
+    sliding_window_layers: int = 0
+    """Attention layers in which a token attends to the last ``sliding_window_tokens`` tokens only, itself included."""
+    sliding_window_tokens: int = 0
+
     mlp_layers: int = 0
     """0: every layer has an MLP."""
     mlp_matrices: int = 3
@@ -107,6 +113,7 @@ class ModelSpec(ModelSource):
         self._check_sizes()
         self._check_recurrence()
         self._check_attention()
+        self._check_window()
         self._check_mlp()
 
     def spec(self) -> "ModelSpec":
@@ -237,8 +244,35 @@ class ModelSpec(ModelSource):
 
         Attention is causal: the i-th new token attends to ``start + i`` keys, including its own.
         """
-        pairs = tokens * start + tokens * (tokens + 1) / 2
+        pairs = self.attention_pairs(tokens, start)
         return self.linear_flops_per_token * tokens + self.attention_flops_per_pair * pairs + self.prefix_flops_per_token * start
+
+    # Windows
+
+    @cached_property
+    def window_share(self) -> float:
+        """The share of attention layers that have a sliding window."""
+        return self.sliding_window_layers / self.attention_layers
+
+    def attention_pairs(self, tokens: int, start: int) -> float:
+        """Pairs of query and key when ``tokens`` tokens follow ``start`` cached ones, as a mean over the attention layers."""
+        pairs = tokens * start + tokens * (tokens + 1) / 2
+        if not self.sliding_window_layers:
+            return pairs
+        window = self.sliding_window_tokens
+        growing = min(tokens, max(0, window - start))
+        in_window = growing * start + growing * (growing + 1) / 2 + (tokens - growing) * window
+        return pairs + self.window_share * (in_window - pairs)
+
+    def read_tokens(self, context_tokens: float, queries: int = 1) -> float:
+        """Cached tokens that attention reads, as a mean over the attention layers, for queries with that context in all.
+
+        With a window, each query counts with the mean context: if some are shorter than the window and others longer, this is
+        an upper bound.
+        """
+        if not self.sliding_window_layers:
+            return context_tokens
+        return context_tokens - self.window_share * max(0, context_tokens - queries * self.sliding_window_tokens)
 
     # Parts
 
@@ -338,7 +372,7 @@ class ModelSpec(ModelSource):
         check_settings(self, Whole(1), "kv_dtype_bytes")
         check_settings(self, Real(above=0), "weight_dtype_bytes")
         check_settings(self, Real(least=0), "state_flops_per_element")
-        optional = ("query_latent_dim", "mlp_layers", "mlp_width", "dense_layers", "shared_experts", "recurrent_layers")
+        optional = ("query_latent_dim", "mlp_layers", "mlp_width", "dense_layers", "shared_experts", "recurrent_layers", *WINDOW)
         check_settings(self, Whole(), *GROUPED, *LATENT, *EXPERTS, *RECURRENT, *RECURRENT_OPTIONS, *optional)
         if self.mlp_matrices not in (2, 3):
             raise ValueError(f"mlp_matrices must be 3 (gate, up, down) or 2 (up, down), not {self.mlp_matrices}")
@@ -370,6 +404,15 @@ class ModelSpec(ModelSource):
                 raise ValueError(f"{name} is {getattr(self, name)} but has no effect with {kind} attention: leave it out")
         if self.kv_heads and self.heads % self.kv_heads:
             raise ValueError(f"kv_heads={self.kv_heads} must divide heads={self.heads}")
+
+    def _check_window(self) -> None:
+        layers, tokens = self.sliding_window_layers, self.sliding_window_tokens
+        if (layers > 0) != (tokens > 0):
+            raise ValueError(f"sliding_window_tokens={tokens} with sliding_window_layers={layers}: set both or neither")
+        if layers and tokens < 2:
+            raise ValueError(f"sliding_window_tokens must be at least 2, not {tokens}: the window includes the token itself")
+        if layers > self.attention_layers:
+            raise ValueError(f"sliding_window_layers must be at most {self.attention_layers}, the attention layers, not {layers}")
 
     def _check_mlp(self) -> None:
         if not self.routed_experts:

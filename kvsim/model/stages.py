@@ -26,8 +26,16 @@ def check_stages(model: ModelSpec, stages: int) -> None:
     """Raise ValueError unless the model can be divided into so many stages."""
     if stages > model.layers:
         raise ValueError(f"pipeline_parallel must be at most {model.layers}, the model's layers, not {stages}")
-    if stages > 1 and (model.is_hybrid or model.mlp_layers not in (0, model.layers)):
-        why = "some layers are recurrent" if model.is_hybrid else "some layers have no MLP"
+    if stages <= 1:
+        return
+    why = ""
+    if model.is_hybrid:
+        why = "some layers are recurrent"
+    elif model.sliding_window_layers:
+        why = "some layers have a sliding window"
+    elif model.mlp_layers not in (0, model.layers):
+        why = "some layers have no MLP"
+    if why:
         raise ValueError(f"pipeline_parallel={stages}: stages of a model in which {why} are not simulated: set 1")
 
 

@@ -120,7 +120,8 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
     if command == "validate":  # on this machine's GPUs, which exchange no activations
         hardware = replace(hardware, allreduce_bytes_per_s=None)
     gpu_memory = gpu_memory_of(config, model, hardware, keys)
-    tiers = tier_plans(config, run.page_tokens, model, cluster, gpu_memory, keys)
+    page_bytes = construct(Rules, config.get("rules"), "rules").page_bytes(model, run.page_tokens)
+    tiers = tier_plans(config, run.page_tokens, page_bytes, model, cluster, gpu_memory, keys)
     disk_scope = next((tier.scope for tier in tiers if kind_of(tier.name).medium == FILE), "host")
     rules, rules_note = _rules(config, command, [tier.name for tier in tiers])
     if not rules.has_coarse_pages and (rules_note or "rules" in keys):
@@ -162,7 +163,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
         config=_recorded(config, [tier.name for tier in tiers]),
         gpu_memory=gpu_memory,
         choices=choices,
-        model_note=source.note(),
+        model_note="; ".join(filter(None, [source.note(), _window_note(model, rules)])),
     )
     if rules.cache_output is None and command == "replay" and not plan.replay.hold_output:
         plan = plan.with_answers(False)
@@ -174,6 +175,16 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
         check_against_server(plan, keys)
     check_output(plan.output)
     return plan
+
+
+def _window_note(model: ModelSpec, rules: Rules) -> str:
+    """Say that KV is kept that engines free behind the windows of some layers; empty if it is not."""
+    if not model.sliding_window_layers or rules.serves_windows:
+        return ""
+    return (
+        f"{model.sliding_window_layers} of {model.attention_layers} attention layers have a window of "
+        f"{model.sliding_window_tokens:,} tokens, but under these rules their KV is kept for the whole prompt"
+    )
 
 
 def _model_source(config: Config) -> ModelSource:

@@ -82,6 +82,8 @@ def _check_sample(plan: Plan, keys: set[str]) -> None:
         return
     if plan.model.is_hybrid:
         raise UsageError("sample: recurrent states cannot be scaled down with the pages: replay the whole trace")
+    if plan.rules.serves_windows:
+        raise UsageError("sample: windows cannot be scaled down with the pages: replay the whole trace")
     for name, is_set in (("events", plan.events), ("print_tree", plan.print_tree)):
         if is_set:
             raise UsageError(f"sample: {name} would show a sample, not the trace: leave out one of them")
@@ -122,7 +124,11 @@ def _check_own_cache(plan: Plan, command: str, keys: set[str]) -> None:
     for name in () if command in IN_TIME else rules.settings_in_time:
         if key := given(keys, f"rules.{name}"):
             raise NoEffect(key, f"on kvsim {command}, which has no clock")
-    has_chunks = rules.serves_hybrid_models or rules.prefills_in_chunks
+    try:
+        rules.check_model(plan.model)
+    except ValueError as error:
+        raise UsageError(f"rules: {error}") from error
+    has_chunks = rules.serves_hybrid_models or rules.serves_windows or rules.prefills_in_chunks
     if command == "replay" and plan.replay.prefill_chunk_tokens is not None and not has_chunks:
         raise NoEffect("replay.prefill_chunk_tokens", "under rules without prefill chunks")
     if command == "replay" and plan.replay.copy_steps and not rules.counts_steps:
@@ -156,6 +162,7 @@ def _check_speculation(plan: Plan, keys: set[str]) -> None:
     for problem, is_there in (
         ("recurrent layers, whose states would have to go back", plan.model.is_hybrid),
         (f"the schedule of {plan.rules.engine}'s own rules", plan.rules.scheduler() is not None),
+        (f"the sliding windows of {plan.rules.engine}'s rules", bool(plan.rules.engine and plan.model.sliding_window_layers)),
         ("several stages (hardware.pipeline_parallel)", plan.hardware.pipeline_parallel > 1),
         ("substrate=hardware, whose model has no draft", plan.substrate == "hardware"),
     ):
@@ -270,7 +277,7 @@ def _check_memory(plan: Plan, command: str) -> None:
     """Raise UsageError if a model and its GPU tier do not fit into an engine's GPUs. A replay has no GPUs, a curve no tiers."""
     pages, states = plan.tiers[0].capacity_pages, plan.states[0] if plan.states else 0
     if command in ("simulate", "validate"):
-        kv_bytes = (pages or 0) * plan.model.page_bytes(plan.page_tokens)
+        kv_bytes = (pages or 0) * plan.page_bytes
         check_fits(plan.model, plan.hardware, kv_bytes, (states or 0) * plan.model.state_bytes)
 
 

@@ -131,6 +131,11 @@ class Plan:
         return self.layout.hosts[engine] if "host" in scopes else engine
 
     @property
+    def page_bytes(self) -> int:
+        """Bytes of KV that a slot of a page takes."""
+        return self.rules.page_bytes(self.model, self.page_tokens)
+
+    @property
     def reads_hardware(self) -> bool:
         """Whether a policy decides by the rates of the machine."""
         policies = [self.prefetch, *(tier.eviction for tier in self.tiers), *(tier.placement for tier in self.tiers)]

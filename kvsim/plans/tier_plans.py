@@ -49,7 +49,13 @@ def _adapters_bytes(config: Config) -> int:
 
 
 def tier_plans(
-    config: Config, page_tokens: int, model: ModelSpec, cluster: ClusterSettings, memory: GpuMemory | None, keys: set[str]
+    config: Config,
+    page_tokens: int,
+    page_bytes: int,
+    model: ModelSpec,
+    cluster: ClusterSettings,
+    memory: GpuMemory | None,
+    keys: set[str],
 ) -> list[TierPlan]:
     capacities = {}
     for name in LEVELS:
@@ -57,7 +63,7 @@ def tier_plans(
             capacity = config["tiers"].get(name, {}).get("capacity", 0)
             if not kind_of(name).above and memory is not None:
                 capacity = f"{memory.kv_bytes}B"
-            pages = capacity_pages(capacity, page_tokens=page_tokens, page_bytes=model.page_bytes(page_tokens))
+            pages = capacity_pages(capacity, page_tokens=page_tokens, page_bytes=page_bytes)
         except ValueError as error:
             raise UsageError(f"tiers.{name}.capacity: {error}") from error
         if pages != 0:

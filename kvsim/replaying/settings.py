@@ -21,7 +21,7 @@ class ReplaySettings:
     """Whether the answer's pages take room until the request finishes."""
     prefill_chunk_tokens: int | None = None
     """Prompt tokens that one step computes, under rules that prefill in chunks; 0: whole prompts, None: 8,192 for a model with
-    recurrent layers, whole prompts for others."""
+    recurrent layers or by rules for sliding windows, whole prompts for others."""
     copy_steps: int = 0
     """Steps from the beginning of a copy or a load to its acknowledgement, under rules that count steps; 0, as 1: the next step
     acknowledges it."""
@@ -33,7 +33,8 @@ class ReplaySettings:
 
     @property
     def chunk_tokens(self) -> int:
-        """Prompt tokens that one step computes of a model with recurrent layers; 0: whole prompts."""
+        """Prompt tokens that one step computes of a model with recurrent layers, or by rules for sliding windows; 0: whole
+        prompts."""
         return PREFILL_CHUNK_TOKENS if self.prefill_chunk_tokens is None else self.prefill_chunk_tokens
 
     def pages_taken(self, requests: Sequence[Request], page_tokens: int, samples: FanOut = TOGETHER) -> list[int]:

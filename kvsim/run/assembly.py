@@ -15,7 +15,7 @@ from kvsim.core.fan_out import TOGETHER
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
 from kvsim.core.requests import fixed
-from kvsim.core.rules import CacheSetup, HybridSettings, Rules
+from kvsim.core.rules import CacheSetup, HybridSettings, Rules, WindowSettings
 from kvsim.core.serving import ServedCache
 from kvsim.core.tier import Edge, Tier, chain
 from kvsim.engine.engine import Engine
@@ -157,9 +157,21 @@ def build_setup(plan: Plan, graph: Graph, requests: Sequence[Request]) -> CacheS
         edges=edges,
         page_tokens=plan.page_tokens,
         hybrid=hybrid,
+        windows=_window_settings(plan) if plan.rules.serves_windows else None,
         prefill_chunk_tokens=plan.replay.prefill_chunk_tokens or 0,
         copy_steps=plan.replay.copy_steps,
         prefetch=_bound_prefetch(plan, requests, tiers) if plan.rules.asks_prefetch and reads_ahead else None,
+    )
+
+
+def _window_settings(plan: Plan) -> WindowSettings:
+    model = plan.model
+    return WindowSettings(
+        full_layers=model.attention_layers - model.sliding_window_layers,
+        window_layers=model.sliding_window_layers,
+        window_tokens=model.sliding_window_tokens,
+        chunk_tokens=plan.replay.chunk_tokens,
+        batch_tokens=plan.engine.max_batch_tokens,
     )
 
 

@@ -213,7 +213,7 @@ class Curves:
             sampled_requests=len(self.played) if sampled else None,
             sampled_share=self.share,
             page_tokens=self.plan.page_tokens,
-            page_bytes=self.plan.model.page_bytes(self.plan.page_tokens),
+            page_bytes=self.plan.page_bytes,
         )
 
     def _lru(self, requests: Sequence[Request]) -> LruCurve:
@@ -322,7 +322,7 @@ def _capacities(plan: Plan, given: Sequence[Any] | None) -> list[int]:
             raise UsageError(f"curve.capacities: {capacity} is always shown: leave it out")
         text = f"{capacity}pages" if isinstance(capacity, int) and not isinstance(capacity, bool) else str(capacity)
         try:
-            page_bytes = plan.model.page_bytes(plan.page_tokens)
+            page_bytes = plan.page_bytes
             pages = capacity_pages(text, page_tokens=plan.page_tokens, page_bytes=page_bytes)
         except ValueError as error:
             raise UsageError(f"curve.capacities: {error}") from error

@@ -134,7 +134,7 @@ def execute(
         command_line=command_line,
         config_hash=configuration_hash(plan, command) if is_named else None,
         bounds=bound_names(plan, requests) if is_named and sampled is None else None,
-        page_bytes=plan.model.page_bytes(plan.page_tokens),
+        page_bytes=plan.page_bytes,
         rules_note=plan.rules_note or None,
         trace_note=trace.note or None,
         run_warnings=[

@@ -50,7 +50,7 @@ class Setup:
         """What the GPU tier has; None if that is what the weights leave, or unlimited."""
         capacity = self.plan.tiers[0].capacity_pages
         is_given = self.plan.gpu_memory is None and capacity is not None
-        return (capacity or 0) * self.plan.model.page_bytes(self.plan.page_tokens) if is_given else None
+        return (capacity or 0) * self.plan.page_bytes if is_given else None
 
     @property
     def static_fraction(self) -> float | None:
@@ -199,7 +199,7 @@ CONNECTOR = """'{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}'"""
 def _small_host_pool(setup: Setup) -> str:
     """SGLang asserts that a host pool has more tokens than the pool of the GPU."""
     capacity = setup.plan.tiers[0].capacity_pages or 0
-    pool = capacity * setup.plan.model.page_bytes(setup.plan.page_tokens)
+    pool = capacity * setup.plan.page_bytes
     if not setup.cpu_bytes or setup.cpu_bytes > pool:
         return ""
     return f"SGLang refuses a host pool that is no larger than the pool on the GPUs: {size(setup.cpu_bytes)} to {size(pool)}"

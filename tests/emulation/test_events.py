@@ -47,6 +47,7 @@ CACHES: dict[str, tuple[str, tuple[str, ...]]] = {
     "own rules": ("vllm", ("rules=default", *SMALL)),
     "own rules, three tiers": ("sglang", ("rules=default", *SMALL, CPU, DISK)),
     "own rules, exclusive": ("sglang", ("rules=default", *SMALL, CPU, "placement=exclusive")),
+    "windows": ("vllm", ("preset=vllm_window", "model=gpt_oss_20b", "tiers.gpu.capacity=400pages")),
     "hybrid": ("vllm", ("preset=vllm_hybrid", "page_tokens=64", "tiers.gpu.capacity=120pages")),
 }
 RARER: dict[str, tuple[str, tuple[str, ...]]] = {

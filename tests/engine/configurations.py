@@ -32,7 +32,8 @@ RECURRENT = (
 )  # fmt: skip
 LATENT = ("+model.kv_latent_dim=32", "+model.rope_dim=8", "+model.nope_dim=8", "+model.value_dim=16", "model.kv_heads=0",
           "model.head_dim=0")  # fmt: skip
-ENGINES_RULES = ("fastdeploy", "lightllm", "lightllm_hybrid", "sglang", "sglang_mamba", "vllm", "vllm_hybrid")
+ENGINES_RULES = ("fastdeploy", "lightllm", "lightllm_hybrid", "sglang", "sglang_mamba", "vllm", "vllm_hybrid", "vllm_window")
+WINDOWED = ("+model.sliding_window_layers=1", "+model.sliding_window_tokens=10")
 STAGED = (
     "hardware=h100", "hardware.flops_per_s=3e8", "hardware.memory_bytes_per_s=1e9", "hardware.step_overhead_s=0.001",
 )  # fmt: skip
@@ -396,7 +397,7 @@ def engine_cases(draw: st.DrawFn) -> Case:
     model = RECURRENT if rules in ("lightllm_hybrid", "sglang_mamba", "vllm_hybrid") else ()
     names, tiers = draw(tier_settings(is_hybrid=bool(model)))
     common = ["model=tiny", *model, *(["+model.state_heads=1", "+model.kernel_chunk_tokens=4"] if model else []), *tiers]
-    common += [f"rules={rules}", f"page_tokens={PAGE_TOKENS}"]
+    common += [*(WINDOWED if rules == "vllm_window" else ()), f"rules={rules}", f"page_tokens={PAGE_TOKENS}"]
     about = draw(st.sampled_from([Kind(**{**vars(PLAIN), "has_tenants": True}), Kind(**{**vars(PLAIN), "has_answers": True})]))
     if about.has_answers and draw(st.booleans()):
         common.append("rules.cache_output=true")

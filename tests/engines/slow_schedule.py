@@ -95,8 +95,7 @@ class SlowSchedule:
             hits = self.find(one)
             computed = len(hits) * self.page_tokens
             new = min(one.tokens - computed, budget)
-            whole = -(-one.tokens // self.page_tokens) - len(hits) + sum(not block.users for block in hits)
-            if whole > len(self.free):
+            if not self.fits(one, hits, new):
                 break
             one.computed = computed
             assert self.allocate(one, computed + new, hits)
@@ -111,6 +110,11 @@ class SlowSchedule:
             if one.computed == one.tokens:
                 self.sample(one, now)
         return now
+
+    def fits(self, one: Served, hits: list[Block], new: int) -> bool:
+        """Whether all tokens of a waiting request fit, of which a step would compute ``new`` tokens."""
+        whole = -(-one.tokens // self.page_tokens) - len(hits) + sum(not block.users for block in hits)
+        return whole <= len(self.free)
 
     def sample(self, one: Served, now: float) -> None:
         one.generated, one.is_decoding = one.generated + 1, True

@@ -189,7 +189,23 @@ def test_mxfp4_is_only_of_the_experts(tmp_path: Path) -> None:
     spec = model.spec()
     assert spec.parameters == pytest.approx(116.8e9, rel=0.002)
     assert spec.parameters * spec.weight_dtype_bytes == pytest.approx(60.8 * 2**30, rel=0.005)
-    assert "18 of 36 layers have a window of 128 tokens" in model.note()
+    assert (spec.sliding_window_layers, spec.sliding_window_tokens) == (18, 128)
+    assert "18 attention layers with a window of 128 tokens" in model.note()
+
+
+def test_windows_are_those_of_the_layers_that_have_them(tmp_path: Path) -> None:
+    def windows(**fields: Any) -> tuple[int, int]:
+        spec = read(tmp_path, LLAMA | fields).spec()
+        return spec.sliding_window_layers, spec.sliding_window_tokens
+
+    assert windows() == (0, 0)
+    assert windows(model_type="mistral", sliding_window=4096) == (32, 4096), "all layers, as in Mistral 7B v0.1"
+    assert windows(model_type="gemma3_text", sliding_window=512) == (27, 512), "all but every sixth"
+    assert windows(model_type="gemma2", sliding_window=4096) == (16, 4096)
+    assert windows(model_type="qwen2", sliding_window=4096, use_sliding_window=False) == (0, 0)
+    assert windows(model_type="qwen2", sliding_window=4096, use_sliding_window=True, max_window_layers=28) == (4, 4096)
+    assert windows(sliding_window=8192, max_position_embeddings=8192) == (0, 0), "never longer than the context"
+    assert windows(sliding_window=64, layer_types=["sliding_attention"] * 3 + ["full_attention"] * 29) == (3, 64)
 
 
 def test_settings_take_precedence(tmp_path: Path) -> None:

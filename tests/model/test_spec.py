@@ -57,6 +57,9 @@ def test_every_model_file_gives_every_figure(path: Path) -> None:
         ("jamba_1_5_mini", 4 * 2 * 8 * 128 * 2),
         ("kimi_linear_48b", 7 * (512 + 64) * 2),
         ("marconi_7b", 4 * 2 * 4096 * 2),
+        ("gemma3_27b", 62 * 2 * 16 * 128 * 2),
+        ("gpt_oss_20b", 24 * 2 * 8 * 64 * 2),
+        ("gpt_oss_120b", 36 * 2 * 8 * 64 * 2),
     ],
 )
 def test_kv_bytes_per_token_are_layers_by_cached_elements_by_two_bytes(name: str, kv_bytes: int) -> None:
@@ -76,6 +79,9 @@ def test_kv_bytes_per_token_are_layers_by_cached_elements_by_two_bytes(name: str
         ("nemotron_h_8b", 8.10),
         ("jamba_1_5_mini", 51.6),
         ("kimi_linear_48b", 49.1),
+        ("gemma3_27b", 27.0),
+        ("gpt_oss_20b", 20.9),
+        ("gpt_oss_120b", 116.8),
     ],
 )
 def test_parameters_are_the_published_number(name: str, billions: float) -> None:
@@ -230,6 +236,9 @@ def test_a_batch_reads_the_expected_number_of_distinct_experts() -> None:
         (TINY_HYBRID, {"conv_width": 0}, "conv_width=0 with conv_channels=5: set both or neither"),
         (TINY, {"shared_experts": 1}, "shared_experts is 1 but has no effect without routed_experts"),
         (TINY, {"dense_layers": 1}, "dense_layers is 1 but has no effect without routed_experts"),
+        (TINY, {"sliding_window_layers": 1}, "sliding_window_tokens=0 with sliding_window_layers=1: set both or neither"),
+        (TINY, {"sliding_window_layers": 1, "sliding_window_tokens": 1}, "sliding_window_tokens must be at least 2, not 1"),
+        (TINY, {"sliding_window_layers": 3, "sliding_window_tokens": 8}, "sliding_window_layers must be at most 2, .*, not 3"),
         (TINY_EXPERTS, {"experts_per_token": 5}, "experts_per_token must be 1 to 4, not 5"),
         (TINY_EXPERTS, {"expert_width": 0}, "expert_width must be above 0, not 0"),
         (TINY_EXPERTS, {"dense_layers": 3}, "dense_layers must be at most layers=2, not 3"),

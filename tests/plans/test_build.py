@@ -317,8 +317,10 @@ def test_every_choice_builds(group: str) -> None:
     for path in sorted({*(CONF / group).glob("*.yaml")} - {CONF / "model" / "hf.yaml"}):
         settings = OmegaConf.load(path)
         target = settings.get("_target_")
-        is_hybrid = group == "checkpoint" or getattr(target and hydra.utils.get_class(target), "serves_hybrid_models", False)
+        kind = target and hydra.utils.get_class(target)
+        is_hybrid = group == "checkpoint" or getattr(kind, "serves_hybrid_models", False)
         model = ("model=qwen3_next_80b",) if is_hybrid else ()
+        model += ("model=gemma3_27b",) if getattr(kind, "serves_windows", False) else ()
         config = composed(*tiers, *model, *engines)
         with open_dict(config):  # no checkpoint is chosen by default
             config[group] = settings

@@ -83,6 +83,7 @@ AROUND: dict[str, tuple[str, tuple[str, ...]]] = {
     "scheduling": ("simulate", TOLD),
     "rules": ("replay", ("tiers.cpu.capacity=3000pages",)),
     "rules=vllm": ("simulate", ("tiers.cpu.capacity=3000pages", "placement=store_threshold")),
+    "rules=vllm_window": ("replay", ("model=gpt_oss_20b", "tiers.gpu.capacity=4000pages")),
     "rules=vllm_hybrid": ("replay", (*HYBRID, "checkpoint=retention")),
 }
 """The command that tries the choices of a group, and the settings that the choice needs to have an effect."""

@@ -342,6 +342,6 @@ class BlockPool:
             for node in held:
                 pins[node] = pins.get(node, 0) + 1
             assert lease.held_pages == sum(node.pages for node in held) + self.gpu.pool.count(lease.slots), f"{lease}: pages"
-        for node in [*nodes, *self.residency.doomed]:
+        for node in [*nodes, *[node for node in self.residency.doomed if not node.is_state]]:
             assert node.pins[0] == pins.get(node, 0), f"{node}: pins"
         return nodes

@@ -18,7 +18,11 @@ from kvsim.engines.vllm.offloads import CpuOffloads, Offloads
 from kvsim.engines.vllm.schedule import BlockSchedule
 from kvsim.engines.vllm.stepped import SteppedCache
 from kvsim.engines.vllm.versions import LATEST, VERSIONS, Version
+from kvsim.engines.vllm.window_cache import VLLMWindowCache
+from kvsim.engines.vllm.window_groups import WindowGroups, group_sizes
+from kvsim.engines.vllm.window_stepped import WindowSteppedCache
 from kvsim.errors import IdleSetting, UsageError
+from kvsim.model.spec import ModelSpec
 from kvsim.numbers import Whole, check_settings
 from kvsim.policies.scheduling.base import ARRIVAL, PRIORITY, SchedulingPolicy
 
@@ -89,11 +93,7 @@ class VLLMRules(Rules):
     def check_schedule(self, scheduling: Any, page_tokens: int, max_batch_tokens: int) -> None:
         if self.loop == "overlap":
             _check_by_arrival(scheduling)
-        if scheduling.goes_by() not in (ARRIVAL, PRIORITY):
-            raise ValueError(
-                f"scheduling: {type(scheduling).__name__}: vLLM's schedule is by arrival or, without CPU offloading, by priority "
-                "without a bound: set scheduling=fcfs, scheduling=priority with scheduling.max_wait_s=null, or rules=default"
-            )
+        _check_priority(scheduling)
 
     def server(self, setup: CacheSetup) -> VLLMCache:
         is_ahead = self.loop == "overlap"
@@ -117,6 +117,15 @@ class VLLMRules(Rules):
 
     def scheduler(self) -> Callable[[Parts], Schedule]:
         return partial(_schedule, looks_ahead=self.loop == "overlap")
+
+
+def _check_priority(scheduling: SchedulingPolicy) -> None:
+    """Raise ValueError for a scheduling policy other than by arrival or priority."""
+    if scheduling.goes_by() not in (ARRIVAL, PRIORITY):
+        raise ValueError(
+            f"scheduling: {type(scheduling).__name__}: vLLM's schedule is by arrival or, without CPU offloading, by priority "
+            "without a bound: set scheduling=fcfs, scheduling=priority with scheduling.max_wait_s=null, or rules=default"
+        )
 
 
 def _check_by_arrival(scheduling: SchedulingPolicy) -> None:
@@ -174,3 +183,91 @@ class VLLMHybridRules(Rules):
             raise ValueError(f"checkpoint.interval_tokens={tokens} must be a multiple of page_tokens={page_tokens}, {OWN}")
         interval_pages = max(tokens // page_tokens, min(tokens, 1))
         return VLLMHybridCache(gpu, page_tokens, self.state_pages or hybrid.state_pages, interval_pages, hybrid)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VLLMWindowRules(Rules):
+    """The rules of vLLM 0.33 for models of which some layers have a sliding window: groups of equally many layers share one pool
+    of blocks, and free what is behind the window (``WindowBlockPool``).
+
+    A slot of the GPU tier is a block: ``page_tokens`` tokens of the layers of one group.
+    """
+
+    engine: ClassVar[str] = "vLLM"
+    samples: ClassVar[FanOut | None] = None
+    covered_tiers: ClassVar[Sequence[str]] = ("gpu",)
+    refuses_other_tiers: ClassVar[bool] = True
+    fixed_settings: ClassVar[Sequence[str]] = ("recompute_last_token", "cache_chunks")
+    serves_windows: ClassVar[bool] = True
+
+    cache_output: bool | None = None
+    retention_tokens: int | None = 0
+    """Tokens between places from which any prompt can begin again, besides those where prompts end or part, as vLLM's
+    ``prefix_cache_retention_interval``; 0: no others, None: after every page."""
+    full_first: bool = False
+    """Whether the model's first layer has full attention, so that the full-attention group is vLLM's first."""
+
+    def __post_init__(self) -> None:
+        check_settings(self, Whole(), "retention_tokens", or_null=True, hint="null keeps a place after every page")
+
+    def check(self, command: str, tiers: Sequence[str]) -> None:
+        if command not in ("replay", "simulate"):
+            raise ValueError(
+                f"vLLM's rules for sliding windows are for kvsim replay and kvsim simulate, not for kvsim {command}: choose one "
+                f"of them, {OWN}"
+            )
+        super().check(command, tiers)
+
+    def page_bytes(self, model: ModelSpec, page_tokens: int) -> int:
+        full, local = model.attention_layers - model.sliding_window_layers, model.sliding_window_layers
+        n_bytes = model.page_bytes(page_tokens)
+        return n_bytes // model.attention_layers * group_sizes(full, local)[0] if full and local else n_bytes
+
+    def check_model(self, model: ModelSpec) -> None:
+        full, local = model.attention_layers - model.sliding_window_layers, model.sliding_window_layers
+        if not local:
+            raise ValueError("these rules of vLLM need a model with sliding windows: set model=gemma3_27b or rules=vllm")
+        if not full or model.is_hybrid:
+            others = "recurrent ones" if model.is_hybrid else "none with full attention"
+            raise ValueError(f"vLLM's groups of layers with a window and {others} are not modelled: set rules=default")
+        if group_sizes(full, local)[1] > 1:
+            raise ValueError(
+                f"vLLM has several groups of full attention for {full} layers beside {local} with a window, which is not "
+                "modelled: set rules=default"
+            )
+
+    def check_schedule(self, scheduling: Any, page_tokens: int, max_batch_tokens: int) -> None:
+        _check_priority(scheduling)
+
+    def server(self, setup: CacheSetup) -> VLLMWindowCache:
+        assert setup.windows is not None
+        windows = self._groups(setup, setup.windows.chunk_tokens)
+        return VLLMWindowCache(
+            setup.tiers[0],
+            windows,
+            setup.page_tokens,
+            chunk_tokens=setup.windows.chunk_tokens,
+            cache_output=bool(self.cache_output),
+        )
+
+    def cache(self, setup: CacheSetup) -> WindowSteppedCache:
+        assert setup.windows is not None
+        return WindowSteppedCache(setup.tiers[0], self, setup.page_tokens, self._groups(setup, setup.windows.batch_tokens))
+
+    def _groups(self, setup: CacheSetup, in_flight_tokens: int) -> WindowGroups:
+        """Return the groups with a window. Raises ValueError for a setting that does not fit."""
+        gpu, model, page_tokens = setup.tiers[0], setup.windows, setup.page_tokens
+        assert model is not None
+        if not gpu.eviction.orders_by_last_use():
+            kind = type(gpu.eviction).__name__
+            raise ValueError(f"vLLM evicts the block used least recently, not by {kind}: set eviction=lru, {OWN}")
+        if self.retention_tokens is not None and self.retention_tokens % page_tokens:
+            raise ValueError(f"retention_tokens={self.retention_tokens} must be a multiple of page_tokens={page_tokens}, {OWN}")
+        return WindowGroups(
+            group_sizes(model.full_layers, model.window_layers)[2],
+            model.window_tokens,
+            page_tokens,
+            retention_tokens=self.retention_tokens,
+            in_flight_tokens=in_flight_tokens,
+            full_first=self.full_first,
+        )

@@ -27,11 +27,20 @@ class SteppedCache(ServedCache):
     is taken, a step later than in vLLM.
     """
 
-    def __init__(self, gpu: Tier, rules: Rules, page_tokens: int, tiers: int = 1, *, counts_last_admission: bool = False) -> None:
-        """``tiers`` is the number of tiers of the engine."""
+    def __init__(
+        self,
+        gpu: Tier,
+        rules: Rules,
+        page_tokens: int,
+        tiers: int = 1,
+        *,
+        counts_last_admission: bool = False,
+        pool: BlockPool | None = None,
+    ) -> None:
+        """``tiers`` is the number of tiers of the engine; ``pool``: one of another kind."""
         self.takes_pages_late, self.pauses_after_retraction = True, False
         self.counts_last_admission = counts_last_admission
-        self.pool = BlockPool(gpu, tiers)
+        self.pool = pool or BlockPool(gpu, tiers)
         self.residency = self.pool.residency
         self.lower = None
         self.watches = []

@@ -71,8 +71,8 @@ class Roofline(Steps):
     """A step takes as long as its FLOPs, its memory traffic or the launch of its prefill, whichever is longest, plus fixed
     overheads (Williams, Waterman and Patterson: Roofline, CACM 52(4), 2009). ``Communication`` adds to FLOPs and memory traffic.
 
-    Per step, weights are read once, the KV of each chunk's prefix and of each decoding request is read once, and a recurrent
-    state is read and written once for each chunk and decoding request.
+    Per step, weights are read once, the KV of each chunk's prefix and of each decoding request is read once, as far as it is in
+    a layer's window, and a recurrent state is read and written once for each chunk and decoding request.
     """
 
     def __init__(self, model: ModelSpec, hardware: HardwareSpec) -> None:
@@ -84,6 +84,7 @@ class Roofline(Steps):
         self._bytes_per_s = hardware.effective_memory_bytes_per_s
         self._attention_flops = model.decode_attention_flops_per_pair
         self._kv_bytes = model.kv_bytes_per_token
+        self._has_windows = model.sliding_window_layers > 0
         self._state_bytes = 2 * model.state_bytes
         self._linear_flops = model.linear_flops_per_token
         self._sampling_flops = model.sampling_flops_per_token
@@ -100,10 +101,15 @@ class Roofline(Steps):
             tokens += count
             prefix += start
             flops += model.prefill_flops(count, start)
-        pairs = work.decode_context_tokens if each == 1 else each * work.decode_context_tokens + decoded * (each - 1) // 2
+        context = float(work.decode_context_tokens)
+        read = prefix + context
+        if self._has_windows:
+            context = model.read_tokens(context, decoding)
+            read = context + sum([model.read_tokens(start) for _, start in work.chunks])
+        pairs = context if each == 1 else each * context + decoded * (each - 1) // 2
         flops += self._attention_flops * pairs
         flops += self._sampling_flops * (decoded + work.sampled_tokens) + self.experts.more_flops(tokens)
-        kv_bytes = self._kv_bytes * (prefix + tokens + work.decode_context_tokens)
+        kv_bytes = self._kv_bytes * (read + tokens)
         return flops, self.experts.weight_bytes(tokens) + kv_bytes + self._state_bytes * (decoding + len(work.chunks))
 
     def leap_s(self, work: Work, steps: int) -> float:
@@ -114,14 +120,38 @@ class Roofline(Steps):
         if work.chunks:
             launch_s = self.hardware.launch_s(len(work.chunks), work.decode_requests, has_copies=work.has_copies)
             return max(max(compute_s, memory_s) + communication_s, launch_s) + self._prefill_overhead_s + self.overhead_s
-        compute_more_s = work.decode_requests * self._attention_flops / self._flops_per_s
-        memory_more_s = work.decode_requests * self._kv_bytes / self._bytes_per_s
-        seconds = _sum_of_larger(compute_s, compute_more_s, memory_s, memory_more_s, steps)
+        if self._has_windows:
+            seconds = self._with_windows(compute_s, memory_s, work, steps)
+        else:
+            seconds = self._growing(compute_s, memory_s, work.decode_requests, steps)
         if work.forms_each_step:
             extra_s = self.hardware.leap_extra_s(work.times_formed(steps), has_copies=work.has_copies)
         else:
             extra_s = self._extra_s[1 if work.has_copies else 0]
         return seconds + steps * (communication_s + self.overhead_s) + extra_s
+
+    def _growing(self, compute_s: float, memory_s: float, tokens: float, steps: int) -> float:
+        """Return the seconds of steps of which the first takes so long, and each reads ``tokens`` tokens more than the last."""
+        compute_more_s = tokens * self._attention_flops / self._flops_per_s
+        memory_more_s = tokens * self._kv_bytes / self._bytes_per_s
+        return _sum_of_larger(compute_s, compute_more_s, memory_s, memory_more_s, steps)
+
+    def _with_windows(self, compute_s: float, memory_s: float, work: Work, steps: int) -> float:
+        """The same for a model with windows: once the mean context fills them, only the other layers read more."""
+        model, decoding = self.model, work.decode_requests
+        before = steps_to_full(model, work.decode_context_tokens, decoding, steps)
+        seconds = self._growing(compute_s, memory_s, decoding, before)
+        context = work.decode_context_tokens
+        tokens = model.read_tokens(context + before * decoding, decoding) - model.read_tokens(context, decoding)
+        compute_s += tokens * self._attention_flops / self._flops_per_s
+        memory_s += tokens * self._kv_bytes / self._bytes_per_s
+        return seconds + self._growing(compute_s, memory_s, decoding * (1.0 - model.window_share), steps - before)
+
+
+def steps_to_full(model: ModelSpec, context_tokens: float, requests: int, steps: int) -> int:
+    """Return how many of ``steps`` decode steps come before the mean context of ``requests`` requests fills the windows."""
+    missing = requests * model.sliding_window_tokens - context_tokens
+    return min(steps, max(0, ceil(missing / requests))) if requests else 0
 
 
 class MeasuredParts(Steps):
@@ -170,8 +200,15 @@ class MeasuredParts(Steps):
         return seconds + steps * hardware.step_overhead_s
 
     def _decode_attention_s(self, work: Work, steps: int) -> float:
-        """Return the seconds in which keys and values are read; at least, where a draft is checked, those of its FLOPs."""
-        seconds = self._decode_attention.total(self._read_tokens(work), work.decode_requests, steps)
+        """Return the seconds of decode attention, which reads keys and values; in windows, up to their size. Where a draft is
+        checked, it takes at least the time of its FLOPs."""
+        tokens, requests = self._read_tokens(work), work.decode_requests
+        seconds, share = self._decode_attention.total(tokens, requests, steps), self.model.window_share
+        if share:
+            before = steps_to_full(self.model, tokens, requests, steps)
+            full_s = self._decode_attention.total(requests * self.model.sliding_window_tokens, 1, 1)
+            in_windows_s = self._decode_attention.total(tokens, requests, before) + (steps - before) * full_s
+            seconds = (1.0 - share) * seconds + share * in_windows_s
         if work.tokens_per_decode == 1:
             return seconds
         return max(seconds, self._pair_s * work.tokens_per_decode * work.decode_context_tokens)
@@ -213,7 +250,7 @@ class MeasuredParts(Steps):
         """Return the seconds of a chunk's attention, where queries beyond its own, up to ``padded``, attend over all of it."""
         model, gpus, tiled = self.model, self.hardware.gpus, self.curves.tiled(tokens)
         queries = max(tiled, self.curves.tiled(padded))
-        pairs = queries * start + tiled * (tiled + 1) / 2 + (queries - tiled) * tiled
+        pairs = model.attention_pairs(tiled, start) + (queries - tiled) * model.read_tokens(start + tiled)
         rate = self.curves.prefill_attention_flops_per_s(queries * model.heads / gpus, start + tiled)
         return model.attention_flops_per_pair * pairs / (rate * gpus)
 

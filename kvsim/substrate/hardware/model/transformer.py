@@ -339,6 +339,8 @@ def check_model(model: ModelSpec, device: torch.device) -> None:
     names, width = ("nope_dim + rope_dim", model.nope_dim + model.rope_dim) if model.is_latent else ("head_dim", model.head_dim)
     if device.type == "cuda" and model.kv_dtype_bytes == 2 and (width % 8 or width > MOST_HEAD_WIDTH):
         raise ValueError(f"{names} must be a multiple of 8, at most {MOST_HEAD_WIDTH}, on a GPU, not {width}")
+    if model.sliding_window_layers:
+        raise ValueError("sliding_window_layers must be 0 on hardware, where all attention is over the whole prompt")
     if model.is_hybrid:
         check_states(model)
     if model.routed_experts and not hasattr(functional, "grouped_mm"):
