@@ -54,6 +54,7 @@ def facts(result: RunRecord) -> list[tuple[str, str]]:
         ("placement", page_counts(_placement(result))),
         ("checkpoints", counters(result["checkpoints"])),
         ("engines", _engines_fact(result)),
+        ("autoscaling", _scaling(result.get("scaling"))),
         ("retractions", count(result["retractions"]) if result["retractions"] else ""),
         ("ranks", _ranks(result.get("lost_to_disagreement", {}))),
         ("hardware", _hardware(result.get("hardware", {}))),
@@ -283,6 +284,17 @@ def _times(result: RunRecord) -> Table:
     if rows and (phases := result.get("phases_s")):
         rows[1:1] = [(f"  {name}", *(digits(times[point]) for point in points)) for name, times in phases.items()]
     return Table("Times", ("seconds", *points), rows)
+
+
+def _scaling(scaling: Mapping[str, Any] | None) -> str:
+    """Say what engines cost that a policy starts and stops; empty for any other run."""
+    if scaling is None:
+        return ""
+    return (
+        f"{digits(scaling['engine_s'])} s of engines, {digits(scaling['gpu_s'])} s of GPUs, {percent(scaling['of_all'])} of all "
+        f"engines all the time; {digits(scaling['mean_engines'])} engines on average, {count(scaling['most_engines'])} at most; "
+        f"{count(scaling['starts'])} starts of {digits(scaling['start_s'])} s, {count(scaling['stops'])} stops"
+    )
 
 
 def _engines_fact(result: RunRecord) -> str:
