@@ -63,7 +63,7 @@ class KnativeConcurrency(RegularAutoscaling):
             if status.up > 1:
                 self._panic_s, self._most = now - status.interval_s, status.up
         self._seen.append((now, status.interval_s, status.mean_requests))
-        while self._seen[0][0] <= now - self.stable_window_s:
+        while len(self._seen) > 1 and self._seen[0][0] <= now - self.stable_window_s:
             self._seen.popleft()
         stable = ceil(self._concurrency(now, self.stable_window_s) / self.target_requests)
         panic = ceil(self._concurrency(now, self.panic_window_s) / self.target_requests)
@@ -77,8 +77,8 @@ class KnativeConcurrency(RegularAutoscaling):
         return within(status, self._delayed(now, engines))
 
     def _concurrency(self, now: float, window_s: float) -> float:
-        """Return the mean concurrency of the intervals that ended in the window."""
-        seen = [(length_s, mean) for end_s, length_s, mean in self._seen if end_s > now - window_s]
+        """Return the mean concurrency of the intervals that ended in the window; the last one always does."""
+        seen = [(length_s, mean) for end_s, length_s, mean in self._seen if end_s > now - window_s or end_s == now]
         return sum([length_s * mean for length_s, mean in seen]) / sum([length_s for length_s, _ in seen])
 
     def _bounded(self, engines: int, ready: int) -> int:

@@ -48,7 +48,7 @@ class SloFeedback(RegularAutoscaling):
     def engines(self, status: ClusterStatus) -> int:
         now, there = status.now, current(status)
         self._seen.append((now, tuple(status.ttft_s)))
-        while self._seen[0][0] <= now - self.window_s:
+        while len(self._seen) > 1 and self._seen[0][0] <= now - self.window_s:
             self._seen.popleft()
         observed_s = self._observed_s(status)
         if not observed_s < self.spare * self.ttft_s:

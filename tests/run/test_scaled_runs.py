@@ -15,8 +15,10 @@ from kvsim.report.pictures import pictures_of
 from kvsim.report.summary import facts
 from kvsim.trace.base import Trace
 
-SCALED = ("cluster.engines=4", "tiers.gpu.capacity=4000pages", "routing=least_loaded", "autoscaling=target_utilization",
-          "autoscaling.target=4", "autoscaling.interval_s=2", "autoscaling.scale_down_window_s=10", "cluster.start_s=3")  # fmt: skip
+SCALED = (
+    "cluster.engines=4", "tiers.gpu.capacity=4000pages", "routing=least_loaded", "autoscaling=target_utilization",
+    "autoscaling.target=4", "autoscaling.interval_s=2", "autoscaling.scale_down_window_s=10", "cluster.start_s=3",
+)  # fmt: skip
 RULES: dict[str, tuple[str, ...]] = {
     "vllm": ("preset=vllm",),
     "sglang": ("preset=sglang",),
