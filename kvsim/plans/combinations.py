@@ -191,6 +191,8 @@ def check_search(plan: Plan, command: str, keys: set[str]) -> None:
 
 def check_objectives(slo: Slo, command: str) -> None:
     """Raise UsageError for a search without objectives."""
+    if slo.classes:
+        raise UsageError(f"slo.classes: kvsim {command} searches by the objectives of all requests: leave slo.by and it out")
     if not slo.is_set:
         raise UsageError(f"slo: set slo.ttft_s or slo.tpot_s, or both: kvsim {command} searches for {SEARCHES[command]}")
 

@@ -157,9 +157,15 @@ def _throughput(result: RunRecord) -> str:
 
 
 def objective_text(slo: Mapping[str, Any]) -> str:
-    """Return the objectives that are set, such as ``TTFT <= 1 s and TPOT <= 0.05 s``."""
+    """Return the objectives that are set, such as ``TTFT <= 1 s and TPOT <= 0.05 s; by type: chat TTFT <= 0.5 s``."""
+    common, by_class = _limits(slo), slo.get("by_class") or {}
+    own = ", ".join(f"{name} {_limits(limits) or 'without any'}" for name, limits in by_class.items())
+    return "; ".join(part for part in (common, own and f"by {slo['by']}: {own}") if part)
+
+
+def _limits(limits: Mapping[str, Any]) -> str:
     names = {"ttft_s": "TTFT", "tpot_s": "TPOT"}
-    return " and ".join(f"{name} <= {slo[key]:g} s" for key, name in names.items() if slo[key] is not None)
+    return " and ".join(f"{name} <= {limits[key]:g} s" for key, name in names.items() if limits.get(key) is not None)
 
 
 def _disk_writes(result: RunRecord) -> str:
