@@ -89,7 +89,7 @@ class SeenCluster:
         self._least, self._most = bounds
         self._waiting = kept + sum([len(engine.waiting.queue) for engine in serving])
         self._running = sum([len(engine.schedule) for engine in serving])
-        self._kv_use = sum([kv_use(engine) for engine in serving]) / len(serving) if serving else 0.0
+        self._kv_use = sum([kv_use(engine) for engine in serving], 0.0) / len(serving) if serving else 0.0
 
     @property
     def now(self) -> float:

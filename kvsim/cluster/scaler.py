@@ -218,8 +218,9 @@ class Scaler:
         assert self.least <= there and self._count(UP) >= min(self.least, there), (self.least, self._state)
 
 
-def asked_every_s(policy: "AutoscalingPolicy", name: str) -> float:
-    """Return the seconds from one question to a policy to the next. Raises PolicyError, with its ``name``."""
+def asked_every_s(policy: Any, name: str) -> float:
+    """Return the seconds from one question to an autoscaling policy to the next, which may answer anything. Raises PolicyError,
+    with its ``name``."""
     seconds: Any = policy.asked_every_s
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= SHORTEST_S:
         raise refused(name, "asked_every_s", seconds, f"a number of at least {SHORTEST_S}")

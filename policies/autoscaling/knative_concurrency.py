@@ -79,7 +79,7 @@ class KnativeConcurrency(RegularAutoscaling):
     def _concurrency(self, now: float, window_s: float) -> float:
         """Return the mean concurrency of the intervals that ended in the window; the last one always does."""
         seen = [(length_s, mean) for end_s, length_s, mean in self._seen if end_s > now - window_s or end_s == now]
-        return sum([length_s * mean for length_s, mean in seen]) / sum([length_s for length_s, _ in seen])
+        return sum([length_s * mean for length_s, mean in seen], 0.0) / sum([length_s for length_s, _ in seen], 0.0)
 
     def _bounded(self, engines: int, ready: int) -> int:
         return min(max(engines, floor(ready / self.max_scale_down_rate)), ceil(ready * self.max_scale_up_rate))
