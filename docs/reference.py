@@ -41,6 +41,7 @@ PAGES = {
     "checkpoint": "checkpoint.md",
     "routing": "routing.md",
     "scheduling": "scheduling.md",
+    "autoscaling": "autoscaling.md",
     "logger": "settings.md#logger",
     "preset": "presets.md",
 }

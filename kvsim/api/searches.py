@@ -12,6 +12,7 @@ from kvsim.errors import UsageError
 from kvsim.plans.arguments import Arguments, Overrides, arguments_of
 from kvsim.plans.build import AGAINST_SERVER
 from kvsim.plans.from_python import check_given, composed, is_described, plan_for
+from kvsim.policies.autoscaling.base import AutoscalingPolicy
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
@@ -46,6 +47,7 @@ def saturate(
     checkpoint: CheckpointPolicy | str | None = None,
     routing: RoutingPolicy | str | None = None,
     scheduling: SchedulingPolicy | str | None = None,
+    autoscaling: AutoscalingPolicy | str | None = None,
     advance: Callable[[int], None] | None = None,
     **settings: Any,
 ) -> Saturation:
@@ -56,7 +58,9 @@ def saturate(
     of the command, and what is finished there is not run again; otherwise, it is temporary. Raises UsageError.
     """
     per_tier = {"eviction": eviction, "placement": placement}
-    run_wide = {"prefetch": prefetch, "checkpoint": checkpoint, "routing": routing, "scheduling": scheduling}
+    run_wide = {
+        "prefetch": prefetch, "checkpoint": checkpoint, "routing": routing, "scheduling": scheduling, "autoscaling": autoscaling
+    }  # fmt: skip
     trace, arguments = loaded(trace, arguments_of(overrides, {**per_tier, **run_wide, **settings}))
     runs = count(1)
     report = advance or (lambda done: None)

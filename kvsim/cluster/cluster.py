@@ -1,24 +1,24 @@
 """One or more engines on one clock: requests arrive, a router chooses an engine, engines fail and come back."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from math import inf, isnan
 from time import perf_counter
 from typing import Any, cast
 
-from simpy import Environment, Event
+from simpy import Event
 
+from kvsim.cluster.failure import Failure
 from kvsim.cluster.hand_over import HandOver
 from kvsim.cluster.homeless import Homeless, give
+from kvsim.cluster.landings import Landings
 from kvsim.cluster.router import Router, report_of
+from kvsim.cluster.scaler import Scaler
 from kvsim.cluster.totals import outcome_of
 from kvsim.core.fan_out import TOGETHER, FanOut
 from kvsim.core.request import Request, Reset
 from kvsim.core.requests import values_of
 from kvsim.core.serving import RulesError, ServedCache
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.transfer import Transfer
-from kvsim.core.watch import Watch
 from kvsim.engine.arrivals import due_in_order
 from kvsim.engine.book import Book
 from kvsim.engine.collector import without_garbage_collector
@@ -27,35 +27,6 @@ from kvsim.engine.frontend import Frontend
 from kvsim.engine.job import Job
 from kvsim.engine.layout import ONE_ENGINE, Layout
 from kvsim.engine.outcome import REJECTED, Outcome
-from kvsim.numbers import MOST_SECONDS, SECONDS, Real, Whole, check_settings
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """An engine fails: the pages on its GPU are lost, and its requests go back to the router. What was written down stays."""
-
-    engine: int
-    at_s: float
-    back_after_s: float = inf
-    """Seconds until it serves again, with an empty GPU tier; infinite: never."""
-
-    def __post_init__(self) -> None:
-        check_settings(self, Whole(), "engine")
-        check_settings(self, SECONDS, "at_s")
-        if self.back_after_s != inf:
-            check_settings(self, Real(above=0, most=MOST_SECONDS), "back_after_s", hint="without it, the engine never comes back")
-
-
-class Landings(Watch):
-    """Has the reads from below that end recorded in a book."""
-
-    def __init__(self, book: Book, env: Environment) -> None:
-        self.book = book
-        self.env = env
-
-    def ended(self, transfer: Transfer) -> None:
-        if transfer.done and not transfer.goes_down:
-            self.book.read(transfer, self.env.now)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -71,9 +42,10 @@ class Cluster(Frontend):
         failures: Sequence[Failure] = (),
         layout: Layout = ONE_ENGINE,
         samples: FanOut = TOGETHER,
+        scaler: Scaler | None = None,
     ) -> None:
         """``router`` knows the engines that compute prompts; with ``hand_over``, the others decode. ``samples`` says how several
-        answers to a prompt begin."""
+        answers to a prompt begin. ``scaler`` starts and stops engines; without one, all serve."""
         self.engines = engines
         self.env = engines[0].env
         self.router = router
@@ -81,6 +53,7 @@ class Cluster(Frontend):
         self.failures = failures
         self.layout = layout
         self.samples = samples
+        self.scaler = scaler
         self.caches: list[ServedCache] = list(dict.fromkeys([engine.cache for engine in engines]))
         self.is_done = False
         self._all_ended = self.env.event()
@@ -137,7 +110,8 @@ class Cluster(Frontend):
             if blocked := next(filter(None, [engine.schedule.blocked for engine in self.engines]), ""):
                 raise RulesError(blocked)
             raise RuntimeError(f"{self._unfinished} requests are stuck: {self._where()}")
-        return outcome_of(self.book, self.engines, self.layout, ended_s, wall_s)
+        scaling = None if self.scaler is None else self.scaler.scaling
+        return outcome_of(self.book, self.engines, self.layout, ended_s, wall_s, scaling)
 
     def start(self, requests: Sequence[Request]) -> None:
         """Begin a run: the clock is about to start."""
@@ -159,8 +133,11 @@ class Cluster(Frontend):
         self.engines[0].substrate.on_loss(self.lose)
         for failure in self.failures:
             self.env.process(self._fail_and_return(failure))
+        if self.scaler is not None:
+            self.scaler.start(self._homeless)
         for engine in self.engines:
-            engine.start()
+            if engine.is_up:
+                engine.start()
 
     def _run_until_all_end(self) -> None:
         """Let time pass until all requests have ended, or nothing happens any more."""
@@ -197,6 +174,8 @@ class Cluster(Frontend):
                 self._reset(reset)
         now = self.env.now
         self.book.arrived(request, now)
+        if self.scaler is not None:
+            self.scaler.load.arrived(request, now)
         requests = self.samples.first(request)
         if requests[0] is not request:
             self._apart[request.index] = request
@@ -309,6 +288,9 @@ class Cluster(Frontend):
                 self._samples_left[index] = len(following)
                 self.env.timeout(0.0).callbacks.append(lambda _: self._follow(following))
                 return
+        if self.scaler is not None:
+            is_answered = self.book.columns["status"][index] != REJECTED
+            self.scaler.load.ended(request, self.book.columns["tpot_s"][index], self.env.now, is_answered=is_answered)
         self._forget(request, self.env.now)
         self._unfinished -= 1
         if not self._unfinished:
@@ -332,6 +314,9 @@ class Cluster(Frontend):
 
     def first_token(self, job: Job, engine: int) -> None:
         request = job.request
+        if self.scaler is not None and not job.generated and not request.sample:
+            pages = self.book.columns["hit_pages"][request.index]
+            self.scaler.load.begun(request, sum(pages) * self.engines[0].cache.page_tokens, self.env.now - job.arrival_s)
         if request.samples > 1 and not job.generated:
             self._samples_left[request.index] = request.samples
         if self.router is not None:
@@ -409,7 +394,10 @@ class Cluster(Frontend):
     def _forget(self, request: Request, now: float) -> None:
         """Tell the routers that a request is not with its engines any more."""
         if self.router is not None and request.index in self._sent:
-            self.router.ended(request, self._sent.pop(request.index), now)
+            engine = self._sent.pop(request.index)
+            self.router.ended(request, engine, now)
+            if self.scaler is not None:
+                self.scaler.left(engine)
         if self.hand_over is not None:
             self.hand_over.ended(request, now)
 

@@ -290,10 +290,23 @@ class Router:
         self.policy.on_ended(request, engine, now)
 
     def down(self, engine: int, now: float) -> None:
-        """An engine has failed; its requests have ended already."""
+        """An engine has failed or stopped; its requests have ended already."""
+        if engine in self._up:
+            self._take_out(engine)
+        self.policy.on_down(engine, now)
+
+    def drain(self, engine: int, now: float) -> None:
+        """An engine gets no more requests; it stops when those that it has been sent have ended."""
+        self._take_out(engine)
+        self.policy.on_draining(engine, now)
+
+    def _take_out(self, engine: int) -> None:
         del self._up[engine]
         self._offered = tuple([known for number, known in self.engines.items() if number in self._up])
-        self.policy.on_down(engine, now)
+
+    def is_offered(self, engine: int) -> bool:
+        """Whether requests may be sent to an engine."""
+        return engine in self._up
 
     def up(self, engine: int, now: float) -> None:
         """An engine that was down is back, with an empty cache."""

@@ -6,10 +6,13 @@ from kvsim.engine.engine import Engine
 from kvsim.engine.layout import Layout
 from kvsim.engine.link_use import joined
 from kvsim.engine.outcome import REJECTED, Disagreement, EngineUse, Outcome, describe_caches, summed
+from kvsim.engine.scaling import Scaling
 
 
-def outcome_of(book: Book, engines: list[Engine], layout: Layout, ended_s: float, wall_s: float) -> Outcome:
-    """Return the outcome of a run that ended at ``ended_s`` and took ``wall_s``."""
+def outcome_of(
+    book: Book, engines: list[Engine], layout: Layout, ended_s: float, wall_s: float, scaling: Scaling | None = None
+) -> Outcome:
+    """Return the outcome of a run that ended at ``ended_s`` and took ``wall_s``; ``scaling`` has the engines over time."""
     caches = list(dict.fromkeys([engine.cache for engine in engines]))
     substrate, requests = engines[0].substrate, book.requests
     lanes = substrate.link_use()
@@ -31,6 +34,7 @@ def outcome_of(book: Book, engines: list[Engine], layout: Layout, ended_s: float
         drafts=summed([engine.schedule.drafts for engine in engines]),
         adapter_use=summed([engine.schedule.adapter_use for engine in engines]),
         lost_to_disagreement=disagreement(engines),
+        scaling=scaling,
         simulated_s=ended_s,
         wall_s=wall_s,
         hardware=substrate.findings(),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kvsim.commands.listing import COMMANDS
 from kvsim.errors import UsageError
+from kvsim.settings.catalog import FAMILIES
 from kvsim.settings.sources import set_up
 from kvsim.suggest import closest
 
@@ -47,7 +48,6 @@ if [ "$funcstack[1]" = "_kvsim" ]; then _kvsim "$@"; else compdef _kvsim kvsim; 
 complete -c kvsim -f -a '(kvsim --complete (commandline -cp | string collect) 2>/dev/null)'
 """,
 }
-FAMILIES = ("eviction", "prefetch", "placement", "checkpoint", "routing", "scheduling")
 WITH_SETTINGS = ("simulate", "replay", "saturate", "plan", "curve", "leaderboard", "train", "validate", "calibrate", "serve")
 SUBCOMMANDS = {"trace": ("info", "convert", "fetch"), "policies": FAMILIES, "new": FAMILIES}
 """First words after the commands that take some."""

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from kvsim.errors import UsageError
 from kvsim.files.writing import replacing
+from kvsim.settings.catalog import FAMILIES
 from kvsim.settings.sources import PROJECT, files_of, shown
 from kvsim.suggest import closest
 
-FAMILIES = ("eviction", "prefetch", "placement", "checkpoint", "routing", "scheduling")
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 """A folder for each family, with the files to write for a policy named my_policy."""
 ROOT = (Path(__file__).resolve().parent.parent / "policies").resolve().parent
@@ -19,14 +19,15 @@ ROOT = (Path(__file__).resolve().parent.parent / "policies").resolve().parent
 USAGE = """usage: kvsim new FAMILY NAME
 
 Creates a working policy to start from: its class, its settings and its test. FAMILY is eviction, prefetch, placement,
-checkpoint, routing or scheduling. NAME, for example my_policy, is its name on the command line: FAMILY=NAME. The files go into
-the folder kvsim_policies of the current folder, where every command finds them; in a clone of kvsim, into the clone."""
+checkpoint, routing, scheduling or autoscaling. NAME, for example my_policy, is its name on the command line: FAMILY=NAME. The
+files go into the folder kvsim_policies of the current folder, where every command finds them; in a clone of kvsim, into that."""
 FIRST_RUN = {
     "prefetch": "kvsim simulate tiers.cpu.capacity=100GiB tiers.disk.capacity=1TiB",
     "placement": "kvsim replay tiers.cpu.capacity=100GiB",
     "checkpoint": "kvsim replay model=nemotron_h_8b",
     "routing": "kvsim simulate cluster.engines=4",
     "scheduling": "kvsim simulate",
+    "autoscaling": "kvsim simulate cluster.engines=4",
 }
 """What to try a new policy with, if not a replay."""
 TESTS, CLONE_TESTS = ("pytest",), ("pytest", "hypothesis")

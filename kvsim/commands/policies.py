@@ -11,32 +11,20 @@ from rich.console import Console
 from kvsim.commands.help import describe
 from kvsim.commands.layout import wrapped
 from kvsim.errors import UsageError
+from kvsim.plans.arguments import FAMILIES as CONTRACTS
 from kvsim.plans.construct import class_of
-from kvsim.policies.checkpoint.base import CheckpointPolicy
-from kvsim.policies.eviction.base import EvictionPolicy
-from kvsim.policies.placement.base import PlacementPolicy
-from kvsim.policies.prefetch.base import PrefetchPolicy
-from kvsim.policies.routing.base import RoutingPolicy
-from kvsim.policies.scheduling.base import SchedulingPolicy
 from kvsim.report.terminal import print_table
 from kvsim.settings import catalog
 from kvsim.settings.settings_file import read_file
 from kvsim.settings.sources import KVSIM, files_of, shown
 from kvsim.suggest import closest
 
-FAMILIES: dict[str, type] = {
-    "eviction": EvictionPolicy,
-    "prefetch": PrefetchPolicy,
-    "placement": PlacementPolicy,
-    "checkpoint": CheckpointPolicy,
-    "routing": RoutingPolicy,
-    "scheduling": SchedulingPolicy,
-}
+FAMILIES: dict[str, type] = {name: CONTRACTS[name] for name in catalog.FAMILIES}
 """The contract of each family."""
 USAGE = """usage: kvsim policies [FAMILY [NAME]]
 
 Lists the policies of all families, or of one; or describes one policy with its settings: kvsim policies eviction slru. FAMILY
-is eviction, prefetch, placement, checkpoint, routing or scheduling."""
+is eviction, prefetch, placement, checkpoint, routing, scheduling or autoscaling."""
 
 
 def main(arguments: Sequence[str]) -> None:

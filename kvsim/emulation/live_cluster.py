@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from math import nan
 
-from kvsim.cluster.cluster import Cluster, Landings
+from kvsim.cluster.cluster import Cluster
+from kvsim.cluster.landings import Landings
 from kvsim.core.request import Request, Reset
 from kvsim.engine.job import Job
 from kvsim.engine.outcome import REJECTED

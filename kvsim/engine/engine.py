@@ -341,6 +341,17 @@ class Engine(Carried):
             self._leap = None
         return self.schedule.stop(steps)
 
+    @property
+    def last_step(self) -> Event | None:
+        """The end of the last of the steps under way; None if there is none."""
+        return self._flight[-1][1] if self._flight else None
+
+    def rest(self) -> None:
+        """Make no more steps: the engine, which has nothing to do, is taken away. ``start`` lets it serve again."""
+        assert self.is_idle and not self._flight
+        self.is_up = False
+        self._steps = self._awaited = None
+
     def drop(self, job: Job) -> None:
         """Give up a request wherever it is: its pages, its place in the queue and its prefetch."""
         self.schedule.drop(job, is_up=self.is_up)

@@ -24,7 +24,11 @@ class EventLog:
     release     a request gives its pages back before it has finished: ``request``
     finish      the answer of a request is complete: ``request``
     reset       every page is dropped
-    lose        an engine has failed, and the pages of its GPU are dropped: ``engine``
+    lose        an engine has failed or stopped, and the pages of its GPU are dropped: ``engine``
+    start       an engine begins to start, since a policy asks for more: ``engine``
+    up          an engine has started, and gets requests: ``engine``
+    drain       an engine gets no more requests: ``engine``
+    stop        an engine is not there any more: ``engine``
 
     With several engines, an event has the number of its ``engine``; a reset the numbers of all ``engines`` whose pages it drops.
     What happens below the GPUs has ``owner`` instead: the number of the engine, host or disk that the tier belongs to, or of

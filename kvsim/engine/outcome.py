@@ -12,6 +12,7 @@ from kvsim.core.requests import values_of
 from kvsim.core.serving import ServedCache, Server
 from kvsim.core.tier import Tier
 from kvsim.engine.link_use import LinkUse
+from kvsim.engine.scaling import Scaling
 from kvsim.hardware.tier_kinds import ALWAYS
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ class Outcome:
     """Time in which each engine's GPUs exchanged activations, on average over its stages; 0 if they are only tensor-parallel."""
     engines_stages_s: list[float] = field(default_factory=list)
     """Time in which each engine's stages were busy, on average; 0 with a single stage."""
+    scaling: Scaling | None = None
+    """The engines over time, if a policy starts and stops them."""
     retractions: int = 0
     drafts: dict[str, int] = field(default_factory=dict)
     """What drafts for answers have come to; empty without any (see ``Schedule.drafts``)."""

@@ -40,6 +40,7 @@ def check_apart(plan: Plan) -> None:
     for what, is_so in (
         ("the engines that compute prompts and those that decode depend on each other", bool(plan.layout.pairs)),
         ("requests of an engine that fails go to others", bool(plan.cluster.failures)),
+        ("autoscaling starts and stops engines by the load of all", plan.is_scaled),
         ("engine.reset_at_s resets all engines once all are idle", bool(plan.engine.reset_at_s)),
         ("timeline is written in one process", plan.timeline),
         ("events are written in one process", plan.events),

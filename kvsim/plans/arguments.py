@@ -9,6 +9,7 @@ import numpy as np
 
 from kvsim.errors import UsageError
 from kvsim.numbers import Real, refusal
+from kvsim.policies.autoscaling.base import AutoscalingPolicy
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.eviction.base import EvictionPolicy
 from kvsim.policies.placement.base import PlacementPolicy
@@ -23,6 +24,7 @@ FAMILIES: dict[str, type] = {
     "checkpoint": CheckpointPolicy,
     "routing": RoutingPolicy,
     "scheduling": SchedulingPolicy,
+    "autoscaling": AutoscalingPolicy,
 }
 """The families of policies, with the contract of each."""
 BARE = re.compile(r"\d*[A-Za-z][\w.-]*")

@@ -32,6 +32,7 @@ from kvsim.plans.sampling import sampling_of
 from kvsim.plans.substrate_choice import SUBSTRATES
 from kvsim.plans.tier_plans import gpu_memory_of, settings_of, state_capacities, tier_plans
 from kvsim.plans.units import with_numbers
+from kvsim.policies.autoscaling.base import AutoscalingPolicy
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.checkpoint.none import NoCheckpoint
 from kvsim.policies.checkpoint.retention import Retention
@@ -51,7 +52,7 @@ from kvsim.trace.formats import format_of
 MODEL = f"{ModelSpec.__module__}.{ModelSpec.__qualname__}"
 GROUPS = (
     "trace", "model", "hardware", "engine", "rules", "eviction", "placement", "prefetch", "checkpoint", "routing", "scheduling",
-    "logger",
+    "autoscaling", "logger",
 )  # fmt: skip
 AGAINST_SERVER = "validate server"
 """``kvsim validate`` with a server, or with results of one, in place of this machine."""
@@ -135,6 +136,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
         checkpoint=_checkpoint(config, choices, is_needed=model.is_hybrid and not rules.decides_checkpoints),
         routing=construct(RoutingPolicy, config.get("routing"), "routing"),
         scheduling=construct(SchedulingPolicy, config.get("scheduling"), "scheduling"),
+        autoscaling=construct(AutoscalingPolicy, config.get("autoscaling"), "autoscaling"),
         states=state_capacities(config, tiers, model, keys),
         model=model,
         hardware=_with_stores(hardware, config, tiers, disk_scope),

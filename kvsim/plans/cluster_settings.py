@@ -3,9 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvsim.cluster.cluster import Failure
+from kvsim.cluster.failure import Failure
 from kvsim.engine.layout import Layout
-from kvsim.numbers import Whole, check_settings
+from kvsim.numbers import Real, Whole, check_settings
+
+STARTS = Real(least=0, most=86_400.0)
+"""Seconds that an engine may take to start: a day."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,11 +22,17 @@ class ClusterSettings:
     decode: int = 0
     failures: list[dict[str, Any]] = field(default_factory=list)
     decode_routing: Any = None
+    min_engines: int = 1
+    initial_engines: int | None = None
+    start_s: float | None = None
 
     def __post_init__(self) -> None:
         check_settings(self, Whole(1), "engines", "workers")
         check_settings(self, Whole(1), "engines_per_host", or_null=True, hint="null puts all on one host")
         check_settings(self, Whole(), "prefill", "decode")
+        check_settings(self, Whole(), "min_engines")
+        check_settings(self, Whole(), "initial_engines", or_null=True, hint="null: min_engines")
+        check_settings(self, STARTS, "start_s", or_null=True, hint="null: by the bytes of the model")
         if bool(self.prefill) != bool(self.decode):
             raise ValueError(
                 f"prefill={self.prefill} needs decode engines, and the other way round: set both above 0, or neither"
@@ -32,7 +41,19 @@ class ClusterSettings:
             raise ValueError(f"engines={self.engines} contradicts prefill + decode = {self.prefill + self.decode}: leave it out")
         if self.total % self.per_host:
             raise ValueError(f"engines_per_host={self.per_host} must divide the number of engines, {self.total}")
+        for name in ("min_engines", "initial_engines"):
+            if (getattr(self, name) or 0) > self.total:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} is above engines={self.total}, the most there may be: set it lower"
+                )
+        if self.initial_engines is not None and self.initial_engines < self.min_engines:
+            raise ValueError(f"initial_engines={self.initial_engines} is below min_engines={self.min_engines}: set it higher")
         self.plan_failures()
+
+    @property
+    def first(self) -> int:
+        """Engines that are up at the start, if a policy decides how many serve: at least one, unless it is said."""
+        return max(1, self.min_engines) if self.initial_engines is None else self.initial_engines
 
     @property
     def total(self) -> int:

@@ -10,6 +10,7 @@ from kvsim.plans.capacity import check_numbered
 from kvsim.plans.gpu_memory import check_fits
 from kvsim.plans.parallel import SHARES_MEMORY, check_parallel
 from kvsim.plans.plan import Plan
+from kvsim.plans.scaling import check_scaling
 from kvsim.plans.substrate_choice import SUBSTRATES
 from kvsim.policies.checkpoint.none import NoCheckpoint
 from kvsim.policies.eviction.base import BypassEviction
@@ -193,6 +194,7 @@ def _check_cluster(plan: Plan, keys: set[str]) -> None:
         for name in router.without_effect():
             if key := given(keys, f"{place}.{name}"):
                 raise NoEffect(key, f"with these settings of {type(router).__name__}")
+    check_scaling(plan, keys)
     if plan.cluster.workers > 1:
         check_apart(plan)
     if plan.layout.engines == 1:
@@ -232,6 +234,8 @@ def check_search(plan: Plan, command: str, keys: set[str]) -> None:
 
 def check_objectives(slo: Slo, command: str) -> None:
     """Raise UsageError for a search without objectives."""
+    if slo.classes:
+        raise UsageError(f"slo.classes: kvsim {command} searches by the objectives of all requests: leave slo.by and it out")
     if not slo.is_set:
         raise UsageError(f"slo: set slo.ttft_s or slo.tpot_s, or both: kvsim {command} searches for {SEARCHES[command]}")
 

@@ -1,6 +1,7 @@
 """What a run is made of: a checked plan, from the objects that the configuration describes."""
 
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from kvsim.plans.cluster_settings import ClusterSettings
 from kvsim.plans.command_settings import DiskSettings, SaturateSettings, SweepSettings
 from kvsim.plans.gpu_memory import GpuMemory
 from kvsim.plans.sampling import Sampling
+from kvsim.policies.autoscaling.base import AutoscalingPolicy
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.copies import copied
 from kvsim.policies.eviction.base import EvictionPolicy
@@ -61,6 +63,7 @@ class Plan:
     checkpoint: CheckpointPolicy
     routing: RoutingPolicy
     scheduling: SchedulingPolicy
+    autoscaling: AutoscalingPolicy
     states: list[int | None] | None
     """Capacity for recurrent states of the GPU and the CPU (None: unlimited); None if states share the pages' capacity."""
     model: ModelSpec
@@ -109,7 +112,7 @@ class Plan:
     def with_own_policies(self) -> "Plan":
         """Return the plan with copies of its policies, for one more run of it. They must not be bound yet."""
         tiers = [replace(tier, eviction=copied(tier.eviction), placement=copied(tier.placement)) for tier in self.tiers]
-        names = ("prefetch", "checkpoint", "scheduling", "routing", "decode_routing")
+        names = ("prefetch", "checkpoint", "scheduling", "routing", "decode_routing", "autoscaling")
         return replace(self, tiers=tiers, **{name: copied(getattr(self, name)) for name in names})
 
     def begun(self, command: str) -> Config:
@@ -134,6 +137,19 @@ class Plan:
     def page_bytes(self) -> int:
         """Bytes of KV that a slot of a page takes."""
         return self.rules.page_bytes(self.model, self.page_tokens)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a policy starts and stops engines."""
+        return self.autoscaling.asked_every_s != inf
+
+    @property
+    def start_s(self) -> float:
+        """Seconds that an engine takes to start: as set, or to read its weights from the disk and copy them to its GPUs."""
+        if self.cluster.start_s is not None:
+            return self.cluster.start_s
+        rate = min(self.hardware.disk_read_bytes_per_s, self.hardware.total_host_to_device_bytes_per_s)
+        return self.model.parameters * self.model.weight_dtype_bytes / rate
 
     @property
     def reads_hardware(self) -> bool:

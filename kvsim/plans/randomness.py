@@ -34,7 +34,7 @@ def _policies(plan: Plan) -> Iterator[object]:
         yield from (tier.eviction, tier.placement)
     yield from (plan.prefetch, plan.checkpoint, plan.scheduling)
     if plan.layout.engines > 1:
-        yield from (plan.routing, plan.decode_routing)
+        yield from (plan.routing, plan.decode_routing, plan.autoscaling)
 
 
 @cache

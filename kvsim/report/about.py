@@ -11,11 +11,12 @@ from kvsim.results.rates import count, size
 from kvsim.results.result import RunRecord
 
 SEPARATOR = " · "
-FAMILIES = ("eviction", "placement", "prefetch", "checkpoint", "routing", "scheduling", "rules", "engine")
+FAMILIES = ("eviction", "placement", "prefetch", "checkpoint", "routing", "scheduling", "autoscaling", "rules", "engine")
 USUAL = {
     "prefetch": "none",
     "checkpoint": "none",
     "scheduling": "fcfs",
+    "autoscaling": "none",
     "rules": "default",
     "engine": "default",
     "logger": "none",
@@ -76,7 +77,7 @@ def _machine(chosen: Mapping[str, str], result: RunRecord) -> list[str]:
     parts = [f"{gpus}x {name}", degrees(hardware, gpus)] if gpus > 1 and is_clocked else [name]
     if engines > 1:
         apart = f" ({cluster['prefill']} prefill, {cluster['decode']} decode)" if cluster.get("prefill") else ""
-        parts.append(f"{engines} engines{apart}")
+        parts.append(f"{'up to ' if result.get('scaling') else ''}{engines} engines{apart}")
     return [*parts, *devices, "measured on hardware" if config.get("substrate") == "hardware" else ""]
 
 
@@ -117,7 +118,7 @@ def _engines(result: RunRecord) -> int:
 def _idle(result: RunRecord) -> set[str]:
     """Return the families of policies that have nothing to decide in a run."""
     idle = {"placement"} if len(result.get("tiers") or result.get("capacity_bytes") or ()) < 2 else set()
-    return idle if _engines(result) > 1 else idle | {"routing"}
+    return idle if _engines(result) > 1 else idle | {"routing", "autoscaling"}
 
 
 def policies(chosen: Mapping[str, str], idle: Collection[str] = ()) -> list[str]:

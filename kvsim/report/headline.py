@@ -54,7 +54,7 @@ def subject(record: RunRecord) -> list[str]:
     machine = _machine(record)
     gpus = f"{hardware.get('gpus') or 1}x {machine}" if machine else ""
     if gpus and engines != 1:
-        gpus = f"{engines} engines of {gpus}"
+        gpus = f"{'up to ' if record.get('scaling') else ''}{engines} engines of {gpus}"
     parts = chosen.get("model", ""), gpus, Path(str(trace.get("path") or "")).name or chosen.get("trace", "")
     return [part for part in parts if part]
 

@@ -20,6 +20,7 @@ ENGINE_COLOURS = ("#d55e00", "#56b4e9", "#cc79a7", "#7f8c3b", "#c2556b", "#2aa5a
 """Unlike the colours of tiers and of phases: on the page of a run, a colour means one thing."""
 FEW, PALE = 20, 0.35
 """Requests below which a hit rate is drawn pale, because it says little."""
+SCALING_COLOURS = {"up": "#8c8c8c", "starting": "#c2b280", "draining": "#5f5f5f"}
 MOST_LINES = 8
 """Most engines that are drawn as lines; more make a heat map."""
 SHARE = ".3~p"
@@ -37,7 +38,7 @@ def pictures_of(result: RunRecord) -> list[Picture]:
         _or_note("Time to first token", _ttft_figure(result), "No data: no request has a time. A replay has no clock."),
         _or_note("Link use", _link_figure(result), "No data: no transfer took any time. A replay has no clock."),
     ]
-    more = [("Free pages by tier", _free_figure(result)), *_engine_figures(result)]
+    more = [("Free pages by tier", _free_figure(result)), ("Engines", _scaling_figure(result)), *_engine_figures(result)]
     return [*pictures, *[Picture(title, figure) for title, figure in more if figure is not None]]
 
 
@@ -189,6 +190,21 @@ def _free_figure(result: RunRecord) -> Figure | None:
         shares = [mean / result["tiers"][tier]["capacity_pages"] for mean in pages]
         traces.append(line(places(free["edges_s"]), shares, tier, look_of(tier).colour))
     return laid_out(traces, f"{clock(result)} (s)", "free pages / capacity")
+
+
+def _scaling_figure(result: RunRecord) -> Figure | None:
+    """Draw how many engines are up, start and drain over time, on top of each other, for a run in which a policy says so."""
+    scaling = result.get("scaling")
+    if scaling is None:
+        return None
+    changes = scaling["changes"]
+    times_s = [*[change[0] for change in changes], result["simulated_s"]]
+    traces = []
+    for at, (state, colour) in enumerate(SCALING_COLOURS.items(), start=1):
+        engines = [change[at] for change in changes]
+        area = {"stackgroup": "engines", "fillcolor": colour} if any(engines) else {"visible": False}
+        traces.append(line(rounded(times_s, 6), [*engines, engines[-1]], state, colour, shape="hv", width=0.5) | area)
+    return laid_out(traces, f"{clock(result)} (s)", "engines", "")
 
 
 def _engine_figures(result: RunRecord) -> list[tuple[str, Figure | None]]:

@@ -54,6 +54,7 @@ def facts(result: RunRecord) -> list[tuple[str, str]]:
         ("placement", page_counts(_placement(result))),
         ("checkpoints", counters(result["checkpoints"])),
         ("engines", _engines_fact(result)),
+        ("autoscaling", _scaling(result.get("scaling"))),
         ("retractions", count(result["retractions"]) if result["retractions"] else ""),
         ("ranks", _ranks(result.get("lost_to_disagreement", {}))),
         ("hardware", _hardware(result.get("hardware", {}))),
@@ -156,9 +157,15 @@ def _throughput(result: RunRecord) -> str:
 
 
 def objective_text(slo: Mapping[str, Any]) -> str:
-    """Return the objectives that are set, such as ``TTFT <= 1 s and TPOT <= 0.05 s``."""
+    """Return the objectives that are set, such as ``TTFT <= 1 s and TPOT <= 0.05 s; by type: chat TTFT <= 0.5 s``."""
+    common, by_class = _limits(slo), slo.get("by_class") or {}
+    own = ", ".join(f"{name} {_limits(limits) or 'without any'}" for name, limits in by_class.items())
+    return "; ".join(part for part in (common, own and f"by {slo['by']}: {own}") if part)
+
+
+def _limits(limits: Mapping[str, Any]) -> str:
     names = {"ttft_s": "TTFT", "tpot_s": "TPOT"}
-    return " and ".join(f"{name} <= {slo[key]:g} s" for key, name in names.items() if slo[key] is not None)
+    return " and ".join(f"{name} <= {limits[key]:g} s" for key, name in names.items() if limits.get(key) is not None)
 
 
 def _disk_writes(result: RunRecord) -> str:
@@ -285,6 +292,17 @@ def _times(result: RunRecord) -> Table:
     if rows and (phases := result.get("phases_s")):
         rows[1:1] = [(f"  {name}", *(digits(times[point]) for point in points)) for name, times in phases.items()]
     return Table("Times", ("seconds", *points), rows)
+
+
+def _scaling(scaling: Mapping[str, Any] | None) -> str:
+    """Say what engines cost that a policy starts and stops; empty for any other run."""
+    if scaling is None:
+        return ""
+    return (
+        f"{digits(scaling['engine_s'])} s of engines, {digits(scaling['gpu_s'])} s of GPUs, {percent(scaling['of_all'])} of all "
+        f"engines all the time; {digits(scaling['mean_engines'])} engines on average, {count(scaling['most_engines'])} at most; "
+        f"{count(scaling['starts'])} starts of {digits(scaling['start_s'])} s, {count(scaling['stops'])} stops"
+    )
 
 
 def _engines_fact(result: RunRecord) -> str:

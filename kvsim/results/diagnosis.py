@@ -35,7 +35,8 @@ class Waiting(NamedTuple):
 def diagnosis(outcome: Outcome, page_bytes: int | None) -> dict[str, Any] | None:
     """Return what held the requests of a run up; None without a clock.
 
-    ``busy`` has the share of the run in which each resource was busy: ``gpu`` is the engines' time in steps. The bottleneck is
+    ``busy`` has the share of the run in which each resource was busy: ``gpu`` is the engines' time in steps, of the time for
+    which they were there. The bottleneck is
 
         none     if requests wait for at most a tenth of their time to first token
         a link   if they wait longer for loads than in the queue: the busiest one that leads to a GPU; or if, for most of the
@@ -74,8 +75,9 @@ def parallel(outcome: Outcome) -> dict[str, float | None] | None:
 
 
 def _busy(outcome: Outcome) -> dict[str, float]:
-    engines = len(outcome.engines_busy_s)
-    gpu = {GPU: min(1.0, sum(outcome.engines_busy_s) / (engines * outcome.simulated_s))} if engines else {}
+    engines, until_s = len(outcome.engines_busy_s), outcome.simulated_s
+    engine_s = engines * until_s if outcome.scaling is None else outcome.scaling.engine_s(until_s)
+    gpu = {GPU: min(1.0, (ratio(sum(outcome.engines_busy_s), engine_s) or 0.0))} if engines else {}
     links = {name: link_record([link], outcome.simulated_s)["utilization"] or 0.0 for name, link in outcome.links.items()}
     return gpu | links
 

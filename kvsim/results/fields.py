@@ -44,6 +44,7 @@ from kvsim.results.measures import (
     moved_bytes,
 )  # fmt: skip
 from kvsim.results.rates import count, digits, link_record, percent, ratio, spread
+from kvsim.results.scaling import SCALING, scaling
 from kvsim.results.schema import (
     GPU_MEMORY,
     HARDWARE,
@@ -308,6 +309,15 @@ FIELDS: list[Field] = [
         name="engines", kind=many(shape_of(tuple(ENGINE))), presence=OPTIONAL, is_logged=False,
         of=lambda run: engine_records(run.outcome, run.prompts, run.hits, run.served),
         meaning="only with several [engines](#engines): what each has done",
+    ),
+    Field(
+        name="scaling", kind=SCALING, presence=OPTIONAL, better=-1,
+        of=lambda run: scaling(run.outcome, run.given["config"]),
+        measures=(Measure("engine_s", "engine time (s)", Path("scaling.engine_s"), digits, -1, place=15),),
+        meaning="only with `autoscaling`: `engine_s`, the seconds that engines were there, added up, while they start, serve or "
+        "drain; `gpu_s`, the same for GPUs; `of_all`, as a share of `cluster.engines` all the time; `mean_engines`, "
+        "`most_engines`; `starts` and `stops`; `start_s`, what a start takes; `changes`, lists of a time and the engines that "
+        "are up, start and drain from then on",
     ),
     Field(
         name="parallel", kind=shape(stages=MaybeShare, communication=Share), presence=OPTIONAL,

@@ -172,7 +172,10 @@ def _met(requests: Requests) -> np.ndarray:
 
 
 def _attainment(requests: Requests) -> np.ndarray | None:
-    return None if requests.slo is None else requests.sums(_met(requests)) / requests.sums(np.ones(len(requests.block)))
+    if requests.slo is None or requests.slo.get("by_class"):  # files of requests do not tell all classes
+        return None
+    shares: np.ndarray = requests.sums(_met(requests)) / requests.sums(np.ones(len(requests.block)))
+    return shares
 
 
 def _goodput(requests: Requests) -> np.ndarray | None:

@@ -86,11 +86,22 @@ SPREAD = shape(mean=MaybeNumber, p50=MaybeNumber, p90=MaybeNumber, p99=MaybeNumb
 LINK = shape(bytes=Count, transfers=Count, busy_s=Number, utilization=MaybeNumber)
 SLO_CLASS = {"by": str, "class": str, "requests": Count, "attainment": MaybeShare}
 SLO = shape(
+    optional=("by", "by_class"),
+    by=str,
+    by_class=by(str, by(str, MaybeNumber)),
     ttft_s=MaybeNumber,
     tpot_s=MaybeNumber,
     attainment=MaybeShare,
     goodput_requests_per_s=MaybeNumber,
-    classes=many(shape(**SLO_CLASS, ttft_s_p99=MaybeNumber, tpot_s_p99=MaybeNumber)),
+    classes=many(
+        shape(
+            optional=("goodput_requests_per_s",),
+            **SLO_CLASS,
+            goodput_requests_per_s=MaybeNumber,
+            ttft_s_p99=MaybeNumber,
+            tpot_s_p99=MaybeNumber,
+        )
+    ),
 )
 RATES = by(str, many(MaybeNumber))
 TIMELINE = shape(

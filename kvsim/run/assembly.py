@@ -9,6 +9,7 @@ from kvsim.cluster.cluster import Cluster
 from kvsim.cluster.hand_over import HandOver
 from kvsim.cluster.held_pages import Holders
 from kvsim.cluster.router import Changes, Router, known_engines
+from kvsim.cluster.scaler import Scaler
 from kvsim.core.answers import refused
 from kvsim.core.cache import Cache
 from kvsim.core.fan_out import TOGETHER
@@ -21,11 +22,12 @@ from kvsim.core.tier import Edge, Tier, chain
 from kvsim.engine.engine import Engine
 from kvsim.engine.mover import Mover
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.substrate import Substrate
+from kvsim.engine.substrate import Substrate, Work
 from kvsim.engine.watch import EngineWatch
 from kvsim.errors import UsageError
 from kvsim.hardware.tier_kinds import ALWAYS, LEVELS, kind_of
 from kvsim.plans.plan import Plan, TierPlan
+from kvsim.policies.autoscaling.base import AutoscalingContext
 from kvsim.policies.checkpoint.base import Prefill
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.copies import copied
@@ -38,6 +40,7 @@ from kvsim.policies.routing.base import RoutingPolicy
 from kvsim.policies.routing.context import RoutingContext
 from kvsim.run.stop_iteration import refuse_stop_iteration
 from kvsim.states.cache import HybridCache
+from kvsim.substrate.simulated.compute import step_times
 
 Graph = tuple[list[Tier], list[Edge]]
 """Tiers that are joined by edges, and therefore have one cache: GPU tiers, then CPU tiers, then disks."""
@@ -303,7 +306,38 @@ def build_cluster_of(
         hand_over = HandOver(router, ordered, is_layerwise=plan.engine.overlap == "layerwise")
     router = _router(plan, plan.routing, {number: gpu for number, gpu in gpus.items() if number < first}, substrate, 0)
     failures = plan.cluster.plan_failures()
-    return kind(ordered, router, hand_over=hand_over, failures=failures, layout=layout, samples=samples)
+    scaler = _scaler(plan, ordered, router) if plan.is_scaled else None
+    return kind(ordered, router, hand_over=hand_over, failures=failures, layout=layout, samples=samples, scaler=scaler)
+
+
+def _scaler(plan: Plan, engines: Sequence[Engine], router: Router) -> Scaler:
+    """Build what starts and stops the engines. Raises UsageError if the policy lacks an input."""
+    policy, pages = plan.autoscaling, plan.tiers[0].capacity_pages
+    steps = step_times(plan.model, plan.hardware)
+    known = AutoscalingContext(
+        engines=len(engines),
+        kv_tokens=None if pages is None else pages * plan.page_tokens,
+        max_batch_tokens=plan.engine.max_batch_tokens,
+        max_running_requests=plan.engine.max_running_requests,
+        step_s=lambda tokens, requests, context: steps.leap_s(
+            Work(chunks=[(tokens, 0)] if tokens else [], decode_requests=requests, decode_context_tokens=context), 1
+        ),
+        rng=np.random.default_rng([plan.seed, len(ALWAYS) + 2]),
+    )
+    refuse_stop_iteration(policy)
+    try:
+        policy.bind(known)
+    except ValueError as error:
+        raise UsageError(f"autoscaling: {type(policy).__name__} {error}") from error
+    return Scaler(
+        policy,
+        engines,
+        router,
+        least=plan.cluster.min_engines,
+        first=plan.cluster.first,
+        start_s=plan.start_s,
+        loses_all=any(tier.scope == "engine" for tier in plan.tiers[1:]),
+    )
 
 
 def _router(plan: Plan, policy: RoutingPolicy, gpus: Mapping[int, Tier], substrate: Substrate, place: int) -> Router:

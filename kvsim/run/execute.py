@@ -92,6 +92,14 @@ def unwatched(requests: int) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+def check_classes(plan: Plan, requests: Sequence[Request]) -> None:
+    """Raise UsageError for objectives of classes that the trace does not have."""
+    try:
+        plan.slo.check(requests)
+    except ValueError as error:
+        raise UsageError(f"slo.{error}") from error
+
+
 def execute(
     command: str,
     plan: Plan,
@@ -114,6 +122,7 @@ def execute(
         requests = trace.requests
         plan = play.with_known_answers(plan, requests)
         play.check_capacity(plan, requests)
+        check_classes(plan, requests)
         warmup_requests(plan.warmup, len(requests))
         with watch(len(requests)) as advance:
             if plan.sampling is not None:

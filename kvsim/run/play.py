@@ -121,7 +121,10 @@ def simulate(
             for tier in tiers:
                 tier.watches.append(watch)
         watches = [recorder] if recorder else []
-        outcome = build_cluster(plan, known, caches, substrate, watches).run(requests, advance)
+        cluster = build_cluster(plan, known, caches, substrate, watches)
+        if log and cluster.scaler is not None:
+            cluster.scaler.log = log.add
+        outcome = cluster.run(requests, advance)
         recount(plan, caches, outcome)
     finally:
         substrate.close()

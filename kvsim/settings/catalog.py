@@ -26,10 +26,13 @@ GROUPS = {
     "checkpoint": "where the recurrent state of a hybrid model is saved; without a choice, where vLLM keeps one (retention)",
     "routing": "which engine of a cluster gets a request",
     "scheduling": "which waiting request is admitted next",
+    "autoscaling": "how many engines of a cluster serve",
     "logger": "where results go besides the run's folder",
     "preset": "policies, rules and sizes that together are a known engine or setup",
 }
 """Every group of ``conf`` and what it chooses."""
+FAMILIES = ("eviction", "prefetch", "placement", "checkpoint", "routing", "scheduling", "autoscaling")
+"""Those of policies."""
 OVER_OTHERS = ("preset", "drive", "network")
 """Groups that a run can do without: a choice sets settings of others."""
 OF_CALIBRATE = ("model", "hardware")

@@ -11,6 +11,8 @@ OF_EXPERTS = tuple(
     [f"hardware.{name}" for name in ("all2all_bytes_per_s", "all2all_latency_s", "all2all_dispatch_bytes", "expert_imbalance")]
 )
 """Settings of the times of GPUs that have experts of their own, the rate first."""
+SCALING = ("autoscaling", "cluster.min_engines", "cluster.initial_engines", "cluster.start_s")
+"""How many engines serve."""
 SAMPLE = ("sample", "sample_draws")
 """Samples of a trace."""
 QUEUES = ", where queues depend on all requests: a part of them does not tell how long they are"
@@ -27,25 +29,25 @@ WITHOUT_EFFECT = {
     ),
     "plan": (
         "replay", "curve", "print_tree", "validate", "server", "results", "timeline", "events", "logger", "sweep", "shadow",
-        "serve", "substrate", "disk", "cluster.prefill", "cluster.decode", "cluster.decode_routing", "saturate.tolerance",
-        "saturate.most_runs", "saturate.price_per_hour", "leaderboard", "train", *SAMPLE,
+        "serve", "substrate", "disk", *SCALING, "cluster.prefill", "cluster.decode", "cluster.decode_routing",
+        "saturate.tolerance", "saturate.most_runs", "saturate.price_per_hour", "leaderboard", "train", *SAMPLE,
     ),
     "replay": (
-        "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "validate", "server",
-        "results", "slo", "saturate", "hardware.rank_jitter", "hardware.rank_faults", "hardware.noise", *ALLREDUCE, *OF_EXPERTS,
-        "rules.cache_chunks", "shadow", "serve", "plan", "leaderboard", "train",
+        "engine", "cluster", "routing", "scheduling", "autoscaling", "substrate", "disk", "curve", "timeline", "validate",
+        "server", "results", "slo", "saturate", "hardware.rank_jitter", "hardware.rank_faults", "hardware.noise", *ALLREDUCE,
+        *OF_EXPERTS, "rules.cache_chunks", "shadow", "serve", "plan", "leaderboard", "train",
     ),
     "validate": (
         "replay", "curve", "print_tree", "substrate", "logger", "events", "slo", "saturate", "shadow", "serve", "plan",
-        "leaderboard", "train", *ALLREDUCE, *OF_EXPERTS, *SAMPLE,
+        "leaderboard", "train", *SCALING, *ALLREDUCE, *OF_EXPERTS, *SAMPLE,
     ),
     "validate server": (
         "replay", "curve", "print_tree", "substrate", "disk", "logger", "timeline", "events", "slo", "saturate", "sweep",
-        "validate.measured", "validate.link_bytes", "shadow", "serve", "plan", "leaderboard", "train", *SAMPLE,
+        "validate.measured", "validate.link_bytes", "shadow", "serve", "plan", "leaderboard", "train", *SCALING, *SAMPLE,
     ),
     "curve": (
         "engine", "hardware", "drive", "network", "substrate", "disk", "replay", "tiers", "eviction", "placement",
-        "prefetch", "checkpoint", "routing", "scheduling", "cluster", "preset", "print_tree", "timeline", "events",
+        "prefetch", "checkpoint", "routing", "scheduling", "autoscaling", "cluster", "preset", "print_tree", "timeline", "events",
         "logger", "sweep.objective", "validate", "server", "results", "slo", "saturate", "rules.cache_chunks", "shadow",
         "serve", "plan", "leaderboard", "train", *SAMPLE,
     ),
@@ -54,19 +56,20 @@ WITHOUT_EFFECT = {
         "logger", "sweep", "slo", "substrate", "disk", "train", *SAMPLE,
     ),
     "train": (
-        "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "validate", "server", "results",
-        "slo", "saturate", "shadow", "serve", "plan", "leaderboard", "eviction", "events", "logger", "sweep", "print_tree",
-        "warmup", *SAMPLE,
+        "engine", "cluster", "routing", "scheduling", "autoscaling", "substrate", "disk", "curve", "timeline", "validate",
+        "server", "results", "slo", "saturate", "shadow", "serve", "plan", "leaderboard", "eviction", "events", "logger", "sweep",
+        "print_tree", "warmup", *SAMPLE,
     ),
     "shadow": (
-        "trace", "engine", "cluster", "routing", "scheduling", "substrate", "disk", "curve", "timeline", "events", "validate",
-        "server", "results", "slo", "saturate", "sweep", "warmup", "print_tree", "hardware.rank_jitter", "hardware.rank_faults",
-        "hardware.noise", *ALLREDUCE, *OF_EXPERTS, "rules.cache_chunks", "serve", "plan", "leaderboard", "train", *SAMPLE,
+        "trace", "engine", "cluster", "routing", "scheduling", "autoscaling", "substrate", "disk", "curve", "timeline", "events",
+        "validate", "server", "results", "slo", "saturate", "sweep", "warmup", "print_tree", "hardware.rank_jitter",
+        "hardware.rank_faults", "hardware.noise", *ALLREDUCE, *OF_EXPERTS, "rules.cache_chunks", "serve", "plan", "leaderboard",
+        "train", *SAMPLE,
     ),
     "serve": (
         "trace", "replay", "curve", "print_tree", "validate", "server", "results", "saturate", "slo", "sweep", "substrate",
-        "disk", "warmup", "timeline", "events", "output", "logger", "routing", "cluster.prefill", "cluster.decode",
-        "cluster.decode_routing", "cluster.failures", "cluster.workers", "engine.reset_at_s", "engine.speculation",
+        "disk", "warmup", "timeline", "events", "output", "logger", "routing", *SCALING, "cluster.prefill", "cluster.decode",
+        "cluster.decode_routing", "cluster.failures", "cluster.workers", "engine.reset_at_s", "engine.speculation", "engine.lora",
         "shadow", "plan", "leaderboard", "train", *SAMPLE,
     ),
 }  # fmt: skip

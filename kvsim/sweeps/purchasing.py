@@ -5,7 +5,7 @@ The command and the Python API call it.
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -212,7 +212,7 @@ class _Search:
             "seed": self.asked.config.seed,
             "config": {} if known is None else known.config,
             "choices": {} if known is None else known.choices,
-            "slo": {**asdict(self.slo), "attainment": self.attainment},
+            "slo": {"ttft_s": self.slo.ttft_s, "tpot_s": self.slo.tpot_s, "attainment": self.attainment},
             "price_unit": self.prices.listed.unit,
             "candidates": [described(one) for one in ended],
             "cheapest": best,

@@ -135,7 +135,10 @@ class RoutingPolicy(metaclass=ABCMeta):
         """Called once for each ``on_sent``: the request has been answered or rejected, or was lost with the engine."""
 
     def on_down(self, engine: int, now: float) -> None:
-        """Called when an engine has failed and its requests have ended: its cache is lost."""
+        """Called when an engine has failed, or stopped after it has drained, and its requests have ended: its cache is lost."""
+
+    def on_draining(self, engine: int, now: float) -> None:
+        """Called when an engine is offered no more, because it will stop; those sent there go on, and end as usual."""
 
     def on_up(self, engine: int, now: float) -> None:
-        """Called when an engine that was down is back, with an empty cache."""
+        """Called when an engine that was down is back or has started, with an empty cache."""

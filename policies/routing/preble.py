@@ -109,6 +109,8 @@ class Preble(RoutingPolicy):
         self._window = Window(context.engines, self.window_s)
         self._has_begun: set[int] = set()
         """Requests under way whose first token has passed."""
+        self._draining: set[int] = set()
+        """Engines whose requests end before they stop."""
         self._prefill_s = 0.0
 
     def choose(self, request: Request, engines: Sequence[EngineStatus], now: float) -> int:
@@ -178,8 +180,14 @@ class Preble(RoutingPolicy):
             self._window.answered(engine, request.output_tokens, now)
 
     def on_down(self, engine: int, now: float) -> None:
-        self._window.lost(engine, now)
+        if engine in self._draining:
+            self._draining.discard(engine)
+        else:
+            self._window.lost(engine, now)
         self._sent.forget(engine)
+
+    def on_draining(self, engine: int, now: float) -> None:
+        self._draining.add(engine)
 
 
 keep_types(Preble, balance_threshold=float | None)

@@ -83,6 +83,9 @@ class PrefixAware(RoutingPolicy):
         self._tree.forget(engine)
         self._resized.add(engine)
 
+    def on_draining(self, engine: int, now: float) -> None:
+        self.on_down(engine, now)
+
 
 def outstanding_requests(status: EngineStatus) -> int:
     """Return the load of an engine."""

@@ -12,6 +12,7 @@ from kvsim.cluster.cluster import Cluster, Failure
 from kvsim.cluster.hand_over import HandOver
 from kvsim.cluster.held_pages import Holders
 from kvsim.cluster.router import Changes, Router, known_engines
+from kvsim.cluster.scaler import Scaler
 from kvsim.core.cache import Cache
 from kvsim.core.pool import Pool
 from kvsim.core.request import Request
@@ -24,6 +25,7 @@ from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.hardware.tier_kinds import LEVELS
+from kvsim.policies.autoscaling.base import AutoscalingPolicy
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.write_through import WriteThrough
@@ -189,9 +191,14 @@ def small_cluster(
     hardware: dict[str, Any] | None = None,
     is_checked: bool = True,
     settings: dict[str, Any] | None = None,
+    autoscaling: AutoscalingPolicy | None = None,
+    scaling: dict[str, Any] | None = None,
     **shape: Any,
 ) -> SmallCluster:
-    """Engines as ``Shape`` says; ``hardware`` changes the round numbers, and ``settings`` are those of each engine."""
+    """Engines as ``Shape`` says; ``hardware`` changes the round numbers, and ``settings`` are those of each engine.
+
+    With an ``autoscaling`` policy, one engine serves at first, and engines start in 2 s, unless ``scaling`` says otherwise.
+    """
     form = Shape(gpu=gpu, **shape)
     layout = form.layout
     placements = list(placement) if isinstance(placement, Sequence) else [placement] * 2
@@ -219,9 +226,15 @@ def small_cluster(
             )  # fmt: skip
             engines[number].is_checked = is_checked
     ordered = [engines[number] for number in sorted(engines)]
+    router = None if len(ordered) == 1 else router_for(routing or Sent(0), ordered[: form.prefill or len(ordered)], page_tokens)
+    scaler = None
+    if autoscaling is not None:
+        assert router is not None
+        scaler = Scaler(autoscaling, ordered, router, **{"least": 1, "first": 1, "start_s": 2.0, **(scaling or {})})
     return SmallCluster(
         ordered,  # type: ignore[arg-type]
-        None if len(ordered) == 1 else router_for(routing or Sent(0), ordered[: form.prefill or len(ordered)], page_tokens),
+        router,
+        scaler=scaler,
         hand_over=hand_over_for(decode_routing, ordered, form, engine_settings, page_tokens) if form.prefill else None,
         failures=failures,
         layout=layout,

@@ -13,6 +13,7 @@ import kvsim
 from kvsim.core.queue_view import Waiting
 from kvsim.core.request import Request
 from kvsim.core.tree import Node
+from kvsim.policies.autoscaling.base import AutoscalingPolicy, ClusterStatus
 from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 from kvsim.policies.eviction.base import RankedEviction
 from kvsim.policies.placement.base import PlacementPolicy
@@ -87,6 +88,14 @@ class MyScheduling(SchedulingPolicy):
         return waiting.request.prompt_tokens // asked("scheduling", self)
 
 
+@dataclass(kw_only=True, eq=False)
+class MyAutoscaling(AutoscalingPolicy):
+    setting: int = DEFAULT
+
+    def engines(self, status: ClusterStatus) -> int:
+        return 1 + asked("autoscaling", self) % status.most_engines
+
+
 FAMILIES: dict[str, Any] = {
     "eviction": MyEviction,
     "placement": MyPlacement,
@@ -94,6 +103,7 @@ FAMILIES: dict[str, Any] = {
     "checkpoint": MyCheckpoint,
     "routing": MyRouting,
     "scheduling": MyScheduling,
+    "autoscaling": MyAutoscaling,
 }
 TIERS = ("tiers.gpu.capacity=3000pages", "tiers.cpu.capacity=2000pages", "tiers.disk.capacity=20000pages")
 HYBRID = ("model=nemotron_h_8b", "tiers.gpu.capacity=8GiB", "tiers.cpu.capacity=0", "tiers.disk.capacity=0")
@@ -104,7 +114,8 @@ def trace() -> Trace:
     return kvsim.load_trace("synthetic", sessions=40, page_tokens=16)
 
 
-CASES = [(family, engines) for family in FAMILIES for engines in (1, 4) if family != "routing" or engines > 1]
+OF_CLUSTERS = ("routing", "autoscaling")
+CASES = [(family, engines) for family in FAMILIES for engines in (1, 4) if family not in OF_CLUSTERS or engines > 1]
 
 
 @pytest.mark.parametrize(("family", "engines"), CASES)
@@ -115,4 +126,4 @@ def test_settings_reach_the_copy_of_every_engine(family: str, engines: int, trac
     ASKED.clear()
     kvsim.simulate(trace, *settings, **{family: FAMILIES[family](setting=SETTING)})
     assert set(ASKED[family].values()) == {SETTING}
-    assert len(ASKED[family]) >= (1 if family == "routing" else engines)
+    assert len(ASKED[family]) >= (1 if family in OF_CLUSTERS else engines)

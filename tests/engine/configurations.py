@@ -342,7 +342,34 @@ def cluster_settings(draw: st.DrawFn, tiers: Sequence[str], *, is_hybrid: bool, 
         settings.append(f"tiers.disk.scope={draw(st.sampled_from(['host', 'cluster']))}")
     if draw(st.integers(0, 2)) == 0 and not (is_hybrid and len(tiers) > 1):
         settings += draw(failures(engines))
+    elif f"cluster.engines={engines}" in settings and draw(st.booleans()):
+        settings += draw(scaling(engines))
     return settings
+
+
+@st.composite
+def scaling(draw: st.DrawFn, engines: int) -> list[str]:
+    """Engines that a policy starts and stops, within milliseconds."""
+    name = draw(st.sampled_from(choices("autoscaling")))
+    if name == "none":
+        return ["autoscaling=none"]
+    few = draw(st.integers(1, engines))
+    settings = [
+        f"autoscaling={name}",
+        f"autoscaling.interval_s={draw(st.sampled_from([0.01, 0.2]))}",
+        f"cluster.min_engines={few}",
+    ]
+    settings.append(f"cluster.start_s={draw(st.sampled_from([0.0, 0.05]))}")
+    return settings + {
+        "target_utilization": ["autoscaling.target=2", "autoscaling.scale_down_window_s=0.3"],
+        "knative_concurrency": [
+            "autoscaling.target_requests=2",
+            "autoscaling.stable_window_s=1",
+            "autoscaling.panic_window_s=0.1",
+        ],
+        "slo_feedback": ["autoscaling.ttft_s=0.01", "autoscaling.hold_s=0.1", "autoscaling.window_s=0.3"],
+        "schedule": ["autoscaling.steps=[[0,1],[0.3,4],[0.6,2]]", "autoscaling.period_s=1"],
+    }.get(name, [])
 
 
 @st.composite

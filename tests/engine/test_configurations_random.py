@@ -158,6 +158,9 @@ def test_every_simulation_ends_and_adds_up(case: Case) -> None:
     check_counts(outcome, plan)
     for cache in cluster.caches:
         check_end(cache, keeps_pins=bool(plan.rules.engine) or any(request.persistent for request in requests))
+    if cluster.scaler is not None:
+        event(f"starts: {cluster.scaler.scaling.starts > 0}, stops: {cluster.scaler.scaling.stops > 0}")
+        cluster.scaler.check()
 
 
 def cache_of(server: Server) -> Any:

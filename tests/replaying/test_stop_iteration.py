@@ -11,6 +11,7 @@ import pytest
 
 import kvsim
 from kvsim.errors import PolicyFailed
+from kvsim.policies.autoscaling.target_utilization import TargetUtilization
 from kvsim.policies.checkpoint.last import Last
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.write_back import WriteBack
@@ -22,7 +23,7 @@ from kvsim.trace.base import Trace
 
 TIERS = ("tiers.gpu.capacity=3000pages", "tiers.cpu.capacity=2000pages", "tiers.disk.capacity=20000pages")
 HYBRID = ("model=nemotron_h_8b", "tiers.gpu.capacity=8GiB", "tiers.cpu.capacity=0", "tiers.disk.capacity=0")
-SETTINGS = {"checkpoint": HYBRID, "routing": (*TIERS, "cluster.engines=2")}
+SETTINGS = {"checkpoint": HYBRID, "routing": (*TIERS, "cluster.engines=2"), "autoscaling": (*TIERS, "cluster.engines=2")}
 FROM = 20
 """The call of which the policy fails; everything before it is as usual."""
 CALLS = {
@@ -32,12 +33,15 @@ CALLS = {
     "checkpoint": (Last, "after_prefill"),
     "scheduling": (FCFS, "rank", "order"),
     "routing": (LeastLoaded, "choose", "on_sent", "on_first_token", "on_ended"),
+    "autoscaling": (TargetUtilization, "engines"),
 }
 CASES = [(family, base, call) for family, (base, *calls) in CALLS.items() for call in calls] + [
     ("placement", WriteBack, "after_eviction")
 ]
+RARE = ("prefetch", "autoscaling")
+"""Families that a short run asks a few times."""
 REPLAYED = ("eviction", "placement", "checkpoint")
-RUNS = [("simulate", 1 if family == "prefetch" or rest[1] == "watermark" else FROM, family, *rest) for family, *rest in CASES]
+RUNS = [("simulate", 1 if family in RARE or rest[1] == "watermark" else FROM, family, *rest) for family, *rest in CASES]
 RUNS += [("replay", 1, *case) for case in CASES if case[0] in REPLAYED and case[2] != "watermark"]
 
 

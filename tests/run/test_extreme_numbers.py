@@ -81,6 +81,7 @@ AROUND: dict[str, tuple[str, tuple[str, ...]]] = {
     "prefetch": ("simulate", THREE_TIERS),
     "routing": ("simulate", ("cluster.engines=2",)),
     "scheduling": ("simulate", TOLD),
+    "autoscaling": ("simulate", ("cluster.engines=2",)),
     "rules": ("replay", ("tiers.cpu.capacity=3000pages",)),
     "rules=vllm": ("simulate", ("tiers.cpu.capacity=3000pages", "placement=store_threshold")),
     "rules=vllm_window": ("replay", ("model=gpt_oss_20b", "tiers.gpu.capacity=4000pages")),

@@ -21,6 +21,10 @@ FAMILIES = {
         ("model=nemotron_h_8b", "tiers.gpu.capacity=40GiB", "tiers.cpu.capacity=0", "tiers.disk.capacity=0"),
     ),
     "scheduling": ("from kvsim.policies.scheduling.shortest_prompt import ShortestPrompt as Base", ()),
+    "autoscaling": (
+        "from kvsim.policies.autoscaling.target_utilization import TargetUtilization as Base",
+        ("cluster.engines=2", "tiers.gpu.capacity=20000pages"),
+    ),
 }
 """A policy to derive a wrong one from, and settings of a run that asks it everything."""
 
@@ -28,6 +32,7 @@ PLACEMENT = "the placement policy of the cpu tier, Mine, returned "
 PREFETCH = "the prefetch policy Mine returned "
 CHECKPOINT = "the checkpoint policy Mine returned "
 SCHEDULING = "the scheduling policy Mine returned "
+AUTOSCALING = "the autoscaling policy Mine returned "
 OF_GPU = "the eviction policy of the gpu tier, Mine, "
 WRONG = [
     ("eviction", "def victims(self, now): return []", f"{OF_GPU}offered too few victims: "),
@@ -55,6 +60,9 @@ WITH_A_CLOCK = [
         "def wait_s(self, fetch_tokens): pass",
         f"{PREFETCH}None from wait_s(), not a number of at least 0: is a return",
     ),
+    ("autoscaling", "def engines(self, status): pass", f"{AUTOSCALING}None from engines(), not a whole number of at least 0: is"),
+    ("autoscaling", "def engines(self, status): return -1", f"{AUTOSCALING}-1 from engines(), not a whole number of at least 0"),
+    ("autoscaling", "asked_every_s = 0", f"{AUTOSCALING}0 from asked_every_s, not a number of at least 0.001"),
     ("scheduling", "def rank(self, waiting): return 10**400", f"{SCHEDULING}1{'0' * 199}... from rank(), not a number"),
     ("scheduling", "def order(self, round): return []", f"{SCHEDULING}0 of 1 waiting requests from order(): it must return all"),
     (
