@@ -290,8 +290,8 @@ printed. Its eviction does not: at best 3.6 to 5.1% more hits than SGLang+, with
   (0, 0.3, 1, 2) with 8 and 32 GB. What is gained over SGLang+ with 32 GB comes with alpha 0, from the age of states alone.
 - Why 6 fails: SegLen's weight of 0.85 on the distance between states is fixed, which costs most where recency is all that
   counts.
-- The sizes of the generated workloads were chosen after first runs: with the printed 60 to 140 GB, swebench's sessions all fit, so
-  that claims 3 and 4 failed for want of contention; with 10 to 60 GB they hold.
+- The sizes of the generated workloads were chosen after first runs: with the printed 60 to 140 GB, swebench's sessions all fit,
+  so that claims 3 and 4 failed for want of contention; with 10 to 60 GB they hold.
 - SWE-agent drops old observations from its prompts, which parts a session's prompts early; no generated session does. Prompts
   here match by blocks of 32 tokens in all systems, Marconi's own code by tokens. That code also departs from the paper in
   three places: FLOPs of MLPs, which bytes count, and whose are freed. kvsim follows the paper."""
