@@ -372,7 +372,7 @@ def figure(rows: Rows) -> go.Figure:
 
 
 STUDY = Reproduction(
-    file=__file__, question=__doc__, traces={}, files=FILES, limit=LIMIT,
+    file=__file__, question=__doc__, traces={}, published=FILES, limit=LIMIT,
     cells=cells, run=run, claims=claims, table=table, page=page, figure=figure,
 )  # fmt: skip
 

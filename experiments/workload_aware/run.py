@@ -317,7 +317,7 @@ def figure(rows: Rows) -> go.Figure:
 
 
 STUDY = Reproduction(
-    file=__file__, question=__doc__, traces={"conversation": CONVERSATION, "weka": WEKA}, files=FILES, limit=LIMIT,
+    file=__file__, question=__doc__, traces={"conversation": CONVERSATION, "weka": WEKA}, published=FILES, limit=LIMIT,
     cells=cells, run=run, claims=claims, table=table, page=page, figure=figure,
 )  # fmt: skip
 

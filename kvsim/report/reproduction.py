@@ -42,18 +42,18 @@ def fetchable(name: str) -> PublishedFile:
 class Reproduction(Study[Cell, Row]):
     """A study whose cells name their ``trace``; those of a published file are played if its option is given."""
 
-    files: dict[str, PublishedFile]
+    published: dict[str, PublishedFile]
     """By the trace's name, which is the option, too."""
 
     def parser(self) -> ArgumentParser:
         parser = super().parser()
-        for name, file in self.files.items():
+        for name, file in self.published.items():
             text = f"{file.name}, {file.about.partition(';')[0]} ({file.size}); not played if not given"
             parser.add_argument(f"--{name}", type=existing_trace, metavar="FILE", help=text)
         return parser
 
     def to_play(self, options: Namespace) -> list[Cell]:
-        absent = {name for name in self.files if getattr(options, name) is None}
+        absent = {name for name in self.published if getattr(options, name) is None}
         return [cell for cell in super().to_play(options) if getattr(cell, "trace", None) not in absent]
 
 
