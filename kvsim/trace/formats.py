@@ -16,6 +16,7 @@ from kvsim.trace.dag import Dag
 from kvsim.trace.dynamo import Dynamo
 from kvsim.trace.file_trace import FileTrace
 from kvsim.trace.files import open_trace
+from kvsim.trace.freeinference import FreeInference
 from kvsim.trace.lcp import Lcp, is_lcp, read_header
 from kvsim.trace.lengths import LOGS, Lengths
 from kvsim.trace.lmcache import LMCache
@@ -58,6 +59,7 @@ FORMATS = (
     Format("dynamo", Dynamo, ("schema", "event_type", "event_time_unix_ms"), "request.replay.trace_block_size"),
     Format("dynamo", Dynamo, ("event.schema", "event.event_type"), "event.request.replay.trace_block_size"),
     Format("lmcache", LMCache, ("seq_len", "chunk_hashes"), "chunk_size"),
+    Format("freeinference", FreeInference, ("session_id", "harness", "requests")),
     Format("weka", Weka, ("requests",), "block_size"),
     Format("tokens", Tokens, ("token_ids",)),
     Format("sharegpt", ShareGPT, ("conversations",)),
