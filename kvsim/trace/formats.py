@@ -28,6 +28,7 @@ from kvsim.trace.records import AT_LEAST_ONE, MAX_LINE_BYTES, Record, read_recor
 from kvsim.trace.sharegpt import ShareGPT
 from kvsim.trace.spans import SPANS
 from kvsim.trace.tokens import Tokens
+from kvsim.trace.tracelab import TraceLab
 from kvsim.trace.weka import Weka
 
 
@@ -73,6 +74,7 @@ FORMATS = (
     Format("openai", OpenAI, ("prompt",)),
     Format("openai", OpenAI, ("text_input",)),
     Format("openai", OpenAI, ("input", "output")),
+    Format("tracelab", TraceLab, ("round_idx", "prefix_len", "input_len")),
     *(Format("spans", PromptSpans, log.fields, is_shown=has_prompts) for log in SPANS),
     *(Format("lengths", Lengths, log.fields) for log in LOGS),
     Format("mooncake", Mooncake, ("session_id", "input_length")),

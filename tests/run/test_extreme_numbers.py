@@ -75,6 +75,7 @@ UNREAD = (
     "dag",
     "lcp",
     "freeinference",
+    "tracelab",
 )
 """Choices that read a file which is not made here; their settings are checked without it."""
 LONGEST_S = 30

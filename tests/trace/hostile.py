@@ -62,6 +62,11 @@ RECORDS: dict[str, list[Any]] = {
             {"start_ms": 1500, "end_ms": 1500, "provider_tokens": {"completion": 1}, "role_tokens": {"user": 15}, "block_ids": [],
              "tool_calls": None}]},
     ],
+    "tracelab": [
+        {"id": number % 2, "input_len": 9 + number, "output_len": 5, "arrival_time": 3.5, "round_idx": number // 2,
+         "tool_wait_after_ms": 20, "prefix_len": 7 * number}
+        for number in range(5)
+    ],
     "dynamo": [
         {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "event_time_unix_ms": 1777312801000 + 40 * number,
          "agent_context": {"session_id": "ab"[number % 2]},
@@ -171,6 +176,7 @@ FIELDS = [
     "data", "payloads", "response", "choices", "usage", "message", "created", "input_ids", "completion_tokens", "status_code",
     "request", "replay", "request_received_ms", "total_time_ms", "output_tokens", "trace_block_size", "input_sequence_hashes",
     "week", "user_id", "harness", "start_ms", "end_ms", "role_tokens", "provider_tokens", "completion", "block_ids", "subagent",
+    "input_len", "output_len", "arrival_time", "round_idx", "tool_wait_after_ms", "prefix_len", "id",
 ]  # fmt: skip
 
 

@@ -268,14 +268,12 @@ def test_an_unknown_way_to_arrive_is_refused() -> None:
         FreeInference(path="a", arrivals="sometimes")
 
 
-def test_agents_are_played_in_time(write: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_agents_are_played_in_time(write: Any, tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """The sub-agent begins 0.5 s after the first answer, and the second request 0.6 s after the sub-agent's."""
     week = Week()
     helper = week.session(week.call(1500, 2000, range(100, 140)))
     path = write(week.line(week.call(0, 1000, range(50), helper, None), week.call(2600, 3000, range(90))))
-    assert (
-        main(["simulate", f"trace.path={path}", "trace.arrivals=closed_loop", "page_tokens=16", "tiers.gpu.capacity=100pages"])
-        == 0
-    )
+    words = "trace.arrivals=closed_loop", "page_tokens=16", "tiers.gpu.capacity=100pages", f"output={tmp_path}/out"
+    assert main(["simulate", f"trace.path={path}", *words]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("sessions")]
     assert line.startswith("sessions    1 finished in 1.")
