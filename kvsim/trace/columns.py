@@ -20,7 +20,8 @@ FIELDS = frozenset((
     "created_at", "start_time", "startTime", "data", "schema", "event_type", "event_time_unix_ms", "event",
     "agent_context", "metadata", "metrics", "error", "input_lens", "output_lens", "start_times", "errors",
     "resourceSpans", "attributes", "startTimeUnixNano", "after", "turns", "orchestrator", "rounds", "spawns",
-    "pre_session_spawns",
+    "pre_session_spawns", "week", "user_id", "harness", "input_len", "output_len", "arrival_time", "round_idx",
+    "tool_wait_after_ms", "prefix_len",
 ))  # fmt: skip
 """Names of the fields of all formats, by which ``columns`` may be given."""
 

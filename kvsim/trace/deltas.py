@@ -29,14 +29,27 @@ class Deltas:
         self._texts: dict[int, tuple[Extent, ...]] = {}
         self._used = 0
 
-    def prompt(self, session: int, blocks: tuple[Extent, ...], added_tokens: int, output_tokens: int) -> Prompt:
+    def prompt(
+        self,
+        session: int,
+        blocks: tuple[Extent, ...],
+        added_tokens: int,
+        output_tokens: int,
+        *,
+        kept_tokens: int | None = None,
+    ) -> Prompt:
         """Return the prompt of a session's next turn, which adds ``added_tokens``; without blocks, they are its own.
 
-        Session -1 stands for no session.
+        Session -1 stands for no session. With ``kept_tokens``, the prompt begins with that many tokens of the prompt and the
+        answer before it, and with own ones where those have fewer.
         """
         size = self._block_tokens
         added = tuple((start * size, length * size) for start, length in blocks)
-        text = self._texts.get(session, ()) + (split_extents(added, added_tokens)[0] if blocks else self._own(added_tokens))
+        before = self._texts.get(session, ())
+        if kept_tokens is not None:
+            had = min(count_pages(before), kept_tokens)
+            before = split_extents(before, had)[0] + self._own(kept_tokens - had)
+        text = before + (split_extents(added, added_tokens)[0] if blocks else self._own(added_tokens))
         whole = text + self._own(output_tokens)
         if session >= 0:
             self._texts[session] = whole

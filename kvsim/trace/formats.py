@@ -16,6 +16,7 @@ from kvsim.trace.dag import Dag
 from kvsim.trace.dynamo import Dynamo
 from kvsim.trace.file_trace import FileTrace
 from kvsim.trace.files import open_trace
+from kvsim.trace.freeinference import FreeInference
 from kvsim.trace.lcp import Lcp, is_lcp, read_header
 from kvsim.trace.lengths import LOGS, Lengths
 from kvsim.trace.lmcache import LMCache
@@ -27,6 +28,7 @@ from kvsim.trace.records import AT_LEAST_ONE, MAX_LINE_BYTES, Record, read_recor
 from kvsim.trace.sharegpt import ShareGPT
 from kvsim.trace.spans import SPANS
 from kvsim.trace.tokens import Tokens
+from kvsim.trace.tracelab import TraceLab
 from kvsim.trace.weka import Weka
 
 
@@ -58,6 +60,7 @@ FORMATS = (
     Format("dynamo", Dynamo, ("schema", "event_type", "event_time_unix_ms"), "request.replay.trace_block_size"),
     Format("dynamo", Dynamo, ("event.schema", "event.event_type"), "event.request.replay.trace_block_size"),
     Format("lmcache", LMCache, ("seq_len", "chunk_hashes"), "chunk_size"),
+    Format("freeinference", FreeInference, ("session_id", "harness", "requests")),
     Format("weka", Weka, ("requests",), "block_size"),
     Format("tokens", Tokens, ("token_ids",)),
     Format("sharegpt", ShareGPT, ("conversations",)),
@@ -71,6 +74,7 @@ FORMATS = (
     Format("openai", OpenAI, ("prompt",)),
     Format("openai", OpenAI, ("text_input",)),
     Format("openai", OpenAI, ("input", "output")),
+    Format("tracelab", TraceLab, ("round_idx", "prefix_len", "input_len")),
     *(Format("spans", PromptSpans, log.fields, is_shown=has_prompts) for log in SPANS),
     *(Format("lengths", Lengths, log.fields) for log in LOGS),
     Format("mooncake", Mooncake, ("session_id", "input_length")),

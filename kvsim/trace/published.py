@@ -21,6 +21,7 @@ BAILIAN = (
 )
 AZURE = "https://raw.githubusercontent.com/Azure/AzurePublicDataset/master/data"
 PREFIXCACHE = "https://huggingface.co/datasets/harvardMadsys/2026_prefixcache/resolve/main"
+AGENTIC = "https://huggingface.co/datasets/harvardMadsys/freeinference_agentic_trace/resolve/main"
 BURSTGPT = "https://github.com/HPMLL/BurstGPT/releases/download/v2.0"
 
 
@@ -39,7 +40,7 @@ class Published(NamedTuple):
     members: str = ""
     """Pattern of the JSON files in a tar archive that are joined to one trace; empty if the file is the trace."""
     joined: str = ""
-    """The name of the joined trace."""
+    """The name under which it is stored, of a joined trace or where the URL's own says too little; empty: that of the URL."""
 
     @property
     def file(self) -> str:
@@ -112,6 +113,14 @@ TRACES = {
         None,
         members="*/traces/trace_*.json",
         joined="weka.jsonl.zst",
+    ),
+    "freeinference_day": Published(
+        "FreeInference's agentic trace: its first day, 2026-05-17, sessions of agents with sub-agents",
+        f"{AGENTIC}/release/2026-05-17_2026-05-23/traces/2026-05-17.jsonl.zst",
+        "CC-BY-4.0",
+        None,
+        None,
+        joined="freeinference_2026-05-17.jsonl.zst",
     ),
     "freeinference_blocks": Published(
         "FreeInference, arXiv:2609.28870: agents, 327,548 requests",

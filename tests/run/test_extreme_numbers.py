@@ -62,7 +62,21 @@ OF_RUNS = ("cluster", "replay", "curve", "slo", "saturate", "sweep", "disk")
 """Sections with settings that are null."""
 TEXTS = (("disk", "folder"), ("sweep", "objective"))
 """Those of them that are no numbers."""
-UNREAD = ("hf", "weka", "lmcache", "dynamo", "openai", "sharegpt", "proxy_log", "spans", "aiperf_inputs", "dag", "lcp")
+UNREAD = (
+    "hf",
+    "weka",
+    "lmcache",
+    "dynamo",
+    "openai",
+    "sharegpt",
+    "proxy_log",
+    "spans",
+    "aiperf_inputs",
+    "dag",
+    "lcp",
+    "freeinference",
+    "tracelab",
+)
 """Choices that read a file which is not made here; their settings are checked without it."""
 LONGEST_S = 30
 """A run with an extreme setting that takes longer is one that never ends."""

@@ -48,6 +48,25 @@ RECORDS: dict[str, list[Any]] = {
         {"id": "a", "block_size": 64, "requests": [{**AGENT, "t": 0}, {"type": "subagent", "t": 1, "requests": [AGENT]}, AGENT]},
         {"id": "b", "requests": [{"t": 0, "in": 130, "out": 9, "hash_ids_rle": [4, 2]}, AGENT]},
     ],
+    "freeinference": [
+        {"week": "w", "session_id": "a", "user_id": "u", "harness": "h", "start_ms": 1000, "end_ms": 9000, "requests": [
+            {"step": 0, "start_ms": 1000, "end_ms": 2000, "model": "m", "provider_tokens": {"prompt": 9, "completion": 3},
+             "role_tokens": {"system": 20, "user": 15}, "block_ids": [1, 2], "tool_calls": [
+                {"call_index": 0, "latency_ms": 2000, "subagent": {
+                    "session_id": "b", "user_id": "u", "harness": "h", "requests": [
+                        {"step": 0, "start_ms": 2500, "end_ms": 3500, "model": "n", "provider_tokens": {"completion": None},
+                         "role_tokens": {"user": 16}, "block_ids": [7], "tool_calls": []}]}}]},
+            {"step": 1, "start_ms": 4000, "end_ms": 4500, "model": "m", "provider_tokens": {"completion": 2},
+             "role_tokens": {"system": 20, "user": 15, "tool": 13}, "block_ids": [1, 2, 3], "tool_calls": []}]},
+        {"week": "w", "session_id": "c", "harness": "h", "requests": [
+            {"start_ms": 1500, "end_ms": 1500, "provider_tokens": {"completion": 1}, "role_tokens": {"user": 15}, "block_ids": [],
+             "tool_calls": None}]},
+    ],
+    "tracelab": [
+        {"id": number % 2, "input_len": 9 + number, "output_len": 5, "arrival_time": 3.5, "round_idx": number // 2,
+         "tool_wait_after_ms": 20, "prefix_len": 7 * number}
+        for number in range(5)
+    ],
     "dynamo": [
         {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "event_time_unix_ms": 1777312801000 + 40 * number,
          "agent_context": {"session_id": "ab"[number % 2]},
@@ -140,7 +159,7 @@ LOGS = {
 """Logs of lengths as CSV."""
 LENGTHS = {"aiperf_results", "bench_results", "length_spans", "csv", "dates"}
 """Those of them that ``trace=lengths`` reads."""
-BLOCKS = {"mooncake": 4, "bailian": 16, "weka": 64, "lmcache": 4, "dynamo": 4}
+BLOCKS = {"mooncake": 4, "bailian": 16, "weka": 64, "lmcache": 4, "dynamo": 4, "freeinference": 16}
 """Tokens per block, where a format has blocks."""
 FIELDS = [
     "timestamp", "created_time", "session_id", "delay", "delay_ms", "priority", "tenant", "lora", "n", "turn", "type",
@@ -156,6 +175,8 @@ FIELDS = [
     "gen_ai.system_instructions", "events", "error.type", "stringValue", "values",
     "data", "payloads", "response", "choices", "usage", "message", "created", "input_ids", "completion_tokens", "status_code",
     "request", "replay", "request_received_ms", "total_time_ms", "output_tokens", "trace_block_size", "input_sequence_hashes",
+    "week", "user_id", "harness", "start_ms", "end_ms", "role_tokens", "provider_tokens", "completion", "block_ids", "subagent",
+    "input_len", "output_len", "arrival_time", "round_idx", "tool_wait_after_ms", "prefix_len", "id",
 ]  # fmt: skip
 
 

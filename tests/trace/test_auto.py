@@ -13,6 +13,13 @@ from kvsim.trace.formats import recognise
 FIRST = {
     "mooncake": {"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]},
     "weka": {"id": "a", "block_size": 64, "requests": [{"t": 0, "in": 128, "out": 1, "hash_ids": [1, 2]}]},
+    "freeinference": {
+        "week": "w", "day": "d", "session_id": "a", "user_id": "u", "harness": "h", "start_ms": 1, "end_ms": 2,
+        "requests": [
+            {"start_ms": 1, "end_ms": 2, "model": "m", "provider_tokens": {"completion": 1}, "role_tokens": {"user": 64},
+             "block_ids": [1, 2, 3, 4], "tool_calls": []},
+        ],
+    },
     "lmcache": {
         "timestamp": 1.5, "request_id": "r", "model_name": "m", "chunk_size": 256, "seq_len": 512, "chunk_hashes": ["0xa", "0xb"],
     },
