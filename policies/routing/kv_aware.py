@@ -123,7 +123,7 @@ class KVAware(RoutingPolicy):
         if cached.many is not None:
             for place, pages in cached.few.items():
                 cached.many[place] += pages
-            costs -= self._per_token * np.minimum(cached.many * page_tokens, tokens).astype(costs.dtype)
+            costs -= self._per_token * np.minimum(cached.many * page_tokens, tokens).astype(costs.dtype, copy=False)
             return
         for place, pages in cached.few.items():
             costs[place] -= self._per_token * min(pages * page_tokens, tokens)
@@ -181,6 +181,6 @@ class KVAware(RoutingPolicy):
 def subtract(costs: np.ndarray, leading: Leading, each: int) -> None:
     """Take ``each``, which may be too large for 64 bits if costs are Python's numbers, off them for every page of an engine."""
     if leading.many is not None:
-        costs -= each * leading.many.astype(costs.dtype)
+        costs -= each * leading.many.astype(costs.dtype, copy=False)
     for place, pages in leading.few.items():
         costs[place] -= each * pages
