@@ -57,14 +57,26 @@ class KVAware(RoutingPolicy):
     overlap_score_weight: float = 1.0
     router_temperature: float = 0.0
     staleness_s: float = 0.0
+    late_answers: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self, Real(least=0), "overlap_score_weight", "router_temperature")
         check_settings(self, SECONDS, "staleness_s")
 
+    def without_effect(self) -> Sequence[str]:
+        return () if self.staleness_s else ("late_answers",)
+
     @property
     def needs_cached_pages(self) -> bool:
         return True
+
+    @property
+    def hears_late(self) -> bool:
+        return self.late_answers
+
+    @property
+    def chooses_by(self) -> str:
+        return "reports" if self.late_answers else "state"
 
     def bind(self, context: RoutingContext) -> None:
         weight = Fraction(str(float(self.overlap_score_weight)))
