@@ -34,7 +34,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from measure import REPEATS, Beside, Run, RunFailed, Sweep, Yardstick, run_beside, run_kvsim, run_process, run_sweep
-from peers import PEERS, PeerTiming
+from peers import BLOCK_TOKENS, OTHERS, PEERS, PeerTiming
 from results import Row, Section, draw_bars, machine, print_rows, read_results, write_results, write_table
 from rich.console import Console
 
@@ -115,6 +115,8 @@ class Setup:
     agents: Path
     yardstick: Yardstick
     repeats: int
+    peers_python: Path
+    """The interpreter that has the peers."""
 
     def measure(self, command: str, settings: dict[int, tuple[str, ...]]) -> dict[int, Beside]:
         """Run the yardstick and a command with several page sizes in turn."""
@@ -239,13 +241,15 @@ def peers(setup: Setup) -> Iterator[Row]:
         yield Row(what=f"kvsim, {size}-token pages", measured=f"{ours.times:.3f}x ({ours.best.requests_per_s:,.0f})")
         for peer in PEERS:
             yield from or_why_not(compare(setup, peer, size, ours, counted))
+    for name in OTHERS:
+        yield from or_why_not(compare(setup, name, BLOCK_TOKENS, ours, 0))
 
 
 def compare(setup: Setup, peer: str, page_tokens: int, ours: Beside, counted: int) -> Iterator[Row]:
     """The rows of one peer; the yardstick runs before and after it."""
     try:
         before = setup.yardstick.measure()
-        timings = time_peer(peer, setup.conversation, page_tokens)
+        timings = time_peer(setup, peer, page_tokens)
     except RunFailed as reason:
         yield Row(what=f"{peer}, {page_tokens}-token pages", measured=f"not measured now: {reason}")
         yield from recorded(peer, page_tokens)
@@ -265,10 +269,11 @@ def recorded(peer: str, page_tokens: int) -> Iterator[Row]:
                 yield Row(what=row.what, measured=rate if " on 2" in rate else f"{rate} on {section.when}", bar=row.bar)
 
 
-def time_peer(peer: str, trace: Path, page_tokens: int) -> list[PeerTiming]:
+def time_peer(setup: Setup, peer: str, page_tokens: int) -> list[PeerTiming]:
     """Measure one peer in a process of its own; raise RunFailed with the reason if that is impossible."""
     options = ["--page-tokens", str(page_tokens), "--capacity-tokens", str(CAPACITY_TOKENS)]
-    printed, _ = run_process([sys.executable, str(HERE / "peers.py"), peer, str(trace), *options])
+    command = [str(setup.peers_python), str(HERE / "peers.py"), peer, str(setup.conversation), *options]
+    printed, _ = run_process(command)
     answer = json.loads(printed.strip().splitlines()[-1])
     if "unavailable" in answer:
         raise RunFailed(answer["unavailable"])
@@ -383,6 +388,7 @@ def read_options() -> Namespace:
     parser = option_parser(__file__, __doc__, {"trace": CONVERSATION, "weka": WEKA})
     parser.add_argument("--yardstick", type=Path, default=YARDSTICK, help="program that prints its requests per second")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="runs of each command")
+    parser.add_argument("--peers-python", type=Path, default=sys.executable, help="interpreter that has the peers (this one)")
     names = [section.__name__ for section in SECTIONS.values()]
     parser.add_argument("--only", choices=names, nargs="+", default=names, help="measure these sections only")
     return parser.parse_args()
@@ -392,7 +398,8 @@ def main() -> int:
     options = read_options()
     conversation = Path(options.trace)
     yardstick = Yardstick(program=options.yardstick, trace=conversation)
-    setup = Setup(conversation=conversation, agents=Path(options.weka), yardstick=yardstick, repeats=options.repeats)
+    agents, python = Path(options.weka), options.peers_python
+    setup = Setup(conversation=conversation, agents=agents, yardstick=yardstick, repeats=options.repeats, peers_python=python)
     console = Console()
     console.print(f"kvsim is {build_name()}.")
     titles = [title for title, section in SECTIONS.items() if section.__name__ in options.only]
