@@ -113,6 +113,14 @@ class Windowed(Cluster):
             self.words.clear()
         super()._run_until_all_end()
 
+    def _arrive(self, request: Request) -> None:
+        is_heard_later = self.engines[0].substrate.request_s(request.prompt_tokens) > 0  # and the choice is made then
+        if is_heard_later or self._choices[request.index] in self._own_engines:
+            super()._arrive(request)
+        else:
+            self._let_go += 1
+            self._one_less()
+
     def _deliver(self, job: Job) -> None:
         if self._choices[job.request.index] in self._own_engines:
             super()._deliver(job)

@@ -129,16 +129,10 @@ class KVAware(RoutingPolicy):
     def _take_off_cached(self, costs: np.ndarray, request: Request, cached: Leading) -> None:
         """Take off the tokens of a prompt that each engine has cached; the last page may be partial."""
         tokens, page_tokens = request.prompt_tokens, self._page_tokens
-        if request.prompt_pages * page_tokens <= tokens:
+        if cached.most() * page_tokens <= tokens:
             subtract(costs, cached, self._per_token * page_tokens)
-            return
-        if cached.many is not None:
-            for place, pages in cached.few.items():
-                cached.many[place] += pages
-            costs -= self._per_token * np.minimum(cached.many * page_tokens, tokens).astype(costs.dtype, copy=False)
-            return
-        for place, pages in cached.few.items():
-            costs[place] -= self._per_token * min(pages * page_tokens, tokens)
+        else:
+            costs -= self._per_token * np.minimum(cached.of_all(len(costs)) * page_tokens, tokens).astype(costs.dtype, copy=False)
 
     def _own_cost(self, request: Request) -> int:
         """Return what a request adds to the cost of an idle engine without any of its pages, in parts of a block."""
@@ -192,7 +186,7 @@ class KVAware(RoutingPolicy):
 
 def subtract(costs: np.ndarray, leading: Leading, each: int) -> None:
     """Take ``each``, which may be too large for 64 bits if costs are Python's numbers, off them for every page of an engine."""
-    if leading.many is not None:
-        costs -= each * leading.many.astype(costs.dtype, copy=False)
+    for flags, pages in leading.many:
+        costs -= np.multiply(flags, each * pages, dtype=costs.dtype)
     for place, pages in leading.few.items():
         costs[place] -= each * pages
