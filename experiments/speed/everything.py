@@ -127,7 +127,7 @@ def cpu_s() -> float:
 
 def table(rows: list[Ran]) -> list[str]:
     lines = ["# All figures of speed", "", *__doc__.strip().splitlines()[:-4]]
-    lines += ["| part | build | table | claims | last line | CPU | elapsed | load before, after |", "|---" * 8 + "|"]
+    lines += ["", "| part | build | table | claims | last line | CPU | elapsed | load before, after |", "|---" * 8 + "|"]
     verdicts = {0: "hold", 1: "FAIL", 124: "took too long"}
     for one in rows:
         name = PARTS[one.part].table
