@@ -109,14 +109,13 @@ SIMULATION = {512: Floor(pure=0.010, compiled=0.03, aim=0.05), 16: Floor(pure=0.
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The traces, the yardstick and the number of rounds."""
+    """The traces, the yardstick, the number of rounds and the interpreter that has the peers."""
 
     conversation: Path
     agents: Path
     yardstick: Yardstick
     repeats: int
     peers_python: Path
-    """The interpreter that has the peers."""
 
     def measure(self, command: str, settings: dict[int, tuple[str, ...]]) -> dict[int, Beside]:
         """Run the yardstick and a command with several page sizes in turn."""
@@ -279,8 +278,7 @@ def recorded(peer: str, page_tokens: int) -> Iterator[Row]:
 def time_peer(setup: Setup, peer: str, page_tokens: int) -> list[PeerTiming]:
     """Measure one peer in a process of its own; raise RunFailed with the reason if that is impossible."""
     options = ["--page-tokens", str(page_tokens), "--capacity-tokens", str(CAPACITY_TOKENS)]
-    command = [str(setup.peers_python), str(HERE / "peers.py"), peer, str(setup.conversation), *options]
-    printed, _ = run_process(command)
+    printed, _ = run_process([str(setup.peers_python), str(HERE / "peers.py"), peer, str(setup.conversation), *options])
     answer = json.loads(printed.strip().splitlines()[-1])
     if "unavailable" in answer:
         raise RunFailed(answer["unavailable"])
@@ -406,8 +404,8 @@ def main() -> int:
     options = read_options()
     conversation = Path(options.trace)
     yardstick = Yardstick(program=options.yardstick, trace=conversation)
-    agents, python = Path(options.weka), options.peers_python
-    setup = Setup(conversation=conversation, agents=agents, yardstick=yardstick, repeats=options.repeats, peers_python=python)
+    given = {"agents": Path(options.weka), "repeats": options.repeats, "peers_python": options.peers_python}
+    setup = Setup(conversation=conversation, yardstick=yardstick, **given)
     console = Console()
     console.print(f"kvsim is {build_name()}.")
     titles = [title for title, section in SECTIONS.items() if section.__name__ in options.only]
