@@ -6,7 +6,8 @@ its own C++ code, and its own C++ loop replays it.
 libcachesim        flat LRU over page ids: a page hits wherever it is in a prompt; prefixes do not matter
 kvcache-simulator  LRU over the leaves of a prefix trie: a page hits if every page before it hits
 
-Run as a program, this file measures one of them and prints one line of JSON.
+Run as a program, this file measures one of them and prints one line of JSON. ``OTHERS`` are simulators of serving, without the
+work of these replays; a run or a download is tried, and says why they are not measured beside kvsim's simulation.
 """
 
 import argparse
@@ -14,7 +15,9 @@ import gzip
 import importlib
 import importlib.metadata
 import json
+import re
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -226,15 +229,44 @@ PEERS: dict[str, Callable[..., list[PeerTiming]]] = {
 }
 
 
+OTHERS: dict[str, list[str]] = {
+    "vidur": [
+        *(sys.executable, "-m", "vidur.main", "--synthetic_request_generator_config_num_requests", "1"),
+        *("--no-metrics_config_store_plots", "--no-metrics_config_write_metrics"),
+    ],
+    "LLMServingSim": ["git", "ls-remote", "https://github.com/casys-kaist/LLMServingSim", "HEAD"],
+    "BLIS (inference-sim)": ["git", "ls-remote", "https://github.com/inference-sim/inference-sim", "HEAD"],
+}
+"""What is tried of simulators that are not measured: a run of one request, or to reach the source."""
+TRY_S = 120
+
+
+def why_not(name: str) -> str:
+    """Try to run or to reach one of ``OTHERS``, and return in a line why it is not measured here."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            tried = subprocess.run(OTHERS[name], capture_output=True, text=True, timeout=TRY_S, cwd=folder)
+        except (FileNotFoundError, subprocess.TimeoutExpired) as error:
+            return f"{type(error).__name__}: {error}"
+    if not tried.returncode:
+        return "it can be had here; no comparison with kvsim's simulation has been written"
+    lines = [line.strip() for line in tried.stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b|fatal:", line)]
+    return (errors or lines or [f"exit code {tried.returncode}"])[-1]
+
+
 def main() -> None:
     """Print ``{"timings": [...]}``, or ``{"unavailable": reason}`` if the peer cannot be measured here."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("peer", choices=PEERS)
+    parser.add_argument("peer", choices=(*PEERS, *OTHERS))
     parser.add_argument("trace", type=Path)
     parser.add_argument("--page-tokens", type=int, default=BLOCK_TOKENS)
     parser.add_argument("--capacity-tokens", type=int, default=10_000 * BLOCK_TOKENS)
     arguments = parser.parse_args()
     answer: dict[str, Any]
+    if arguments.peer in OTHERS:
+        print(json.dumps({"unavailable": why_not(arguments.peer)}))
+        return
     try:
         trace = read_paged_trace(arguments.trace, arguments.page_tokens)
         timings = PEERS[arguments.peer](trace, capacity_pages=arguments.capacity_tokens // arguments.page_tokens)

@@ -34,7 +34,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from measure import REPEATS, Beside, Run, RunFailed, Sweep, Yardstick, run_beside, run_kvsim, run_process, run_sweep
-from peers import PEERS, PeerTiming
+from peers import BLOCK_TOKENS, OTHERS, PEERS, PeerTiming
 from results import Row, Section, draw_bars, machine, print_rows, read_results, write_results, write_table
 from rich.console import Console
 
@@ -109,12 +109,13 @@ SIMULATION = {512: Floor(pure=0.010, compiled=0.03, aim=0.05), 16: Floor(pure=0.
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The traces, the yardstick and the number of rounds."""
+    """The traces, the yardstick, the number of rounds and the interpreter that has the peers."""
 
     conversation: Path
     agents: Path
     yardstick: Yardstick
     repeats: int
+    peers_python: Path
 
     def measure(self, command: str, settings: dict[int, tuple[str, ...]]) -> dict[int, Beside]:
         """Run the yardstick and a command with several page sizes in turn."""
@@ -241,11 +242,20 @@ def peers(setup: Setup) -> Iterator[Row]:
             yield from or_why_not(compare(setup, peer, size, ours, counted))
 
 
+def others(setup: Setup) -> Iterator[Row]:
+    """Simulators of serving, and why they are not measured."""
+    for name in OTHERS:
+        try:
+            time_peer(setup, name, BLOCK_TOKENS)
+        except RunFailed as reason:
+            yield Row(what=name, measured=f"not measured: {reason}")
+
+
 def compare(setup: Setup, peer: str, page_tokens: int, ours: Beside, counted: int) -> Iterator[Row]:
     """The rows of one peer; the yardstick runs before and after it."""
     try:
         before = setup.yardstick.measure()
-        timings = time_peer(peer, setup.conversation, page_tokens)
+        timings = time_peer(setup, peer, page_tokens)
     except RunFailed as reason:
         yield Row(what=f"{peer}, {page_tokens}-token pages", measured=f"not measured now: {reason}")
         yield from recorded(peer, page_tokens)
@@ -265,10 +275,10 @@ def recorded(peer: str, page_tokens: int) -> Iterator[Row]:
                 yield Row(what=row.what, measured=rate if " on 2" in rate else f"{rate} on {section.when}", bar=row.bar)
 
 
-def time_peer(peer: str, trace: Path, page_tokens: int) -> list[PeerTiming]:
+def time_peer(setup: Setup, peer: str, page_tokens: int) -> list[PeerTiming]:
     """Measure one peer in a process of its own; raise RunFailed with the reason if that is impossible."""
     options = ["--page-tokens", str(page_tokens), "--capacity-tokens", str(CAPACITY_TOKENS)]
-    printed, _ = run_process([sys.executable, str(HERE / "peers.py"), peer, str(trace), *options])
+    printed, _ = run_process([str(setup.peers_python), str(HERE / "peers.py"), peer, str(setup.conversation), *options])
     answer = json.loads(printed.strip().splitlines()[-1])
     if "unavailable" in answer:
         raise RunFailed(answer["unavailable"])
@@ -346,6 +356,7 @@ SECTIONS: dict[str, Callable[[Setup], Iterator[Row]]] = {
     "Simulation": simulation,
     "Agent sessions (WEKA)": agent_sessions,
     "Peers": peers,
+    "Simulators of serving": others,
     "Sweep": sweep,
 }
 
@@ -383,6 +394,7 @@ def read_options() -> Namespace:
     parser = option_parser(__file__, __doc__, {"trace": CONVERSATION, "weka": WEKA})
     parser.add_argument("--yardstick", type=Path, default=YARDSTICK, help="program that prints its requests per second")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="runs of each command")
+    parser.add_argument("--peers-python", type=Path, default=sys.executable, help="interpreter that has the peers (this one)")
     names = [section.__name__ for section in SECTIONS.values()]
     parser.add_argument("--only", choices=names, nargs="+", default=names, help="measure these sections only")
     return parser.parse_args()
@@ -392,7 +404,8 @@ def main() -> int:
     options = read_options()
     conversation = Path(options.trace)
     yardstick = Yardstick(program=options.yardstick, trace=conversation)
-    setup = Setup(conversation=conversation, agents=Path(options.weka), yardstick=yardstick, repeats=options.repeats)
+    given = {"agents": Path(options.weka), "repeats": options.repeats, "peers_python": options.peers_python}
+    setup = Setup(conversation=conversation, yardstick=yardstick, **given)
     console = Console()
     console.print(f"kvsim is {build_name()}.")
     titles = [title for title, section in SECTIONS.items() if section.__name__ in options.only]

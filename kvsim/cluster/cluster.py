@@ -292,11 +292,7 @@ class Cluster(Frontend):
             is_answered = self.book.columns["status"][index] != REJECTED
             self.scaler.load.ended(request, self.book.columns["tpot_s"][index], self.env.now, is_answered=is_answered)
         self._forget(request, self.env.now)
-        self._unfinished -= 1
-        if not self._unfinished:
-            self.is_done = True
-            self._all_ended.succeed()
-            self._wake_all()
+        self._one_less()
         if self._advance:
             self._advance(self._count - self._unfinished)
         for number in self._followers.pop(index, ()):
@@ -305,7 +301,15 @@ class Cluster(Frontend):
                 arrival = self.env.timeout(follower.delay_s, follower)
                 arrival.callbacks.append(lambda event: self._arrive(event.value))
         if self._homeless:
-            self._homeless.offer()
+            self._homeless.ended()
+
+    def _one_less(self) -> None:
+        """Note that a request is finished with, and whether it was the last one."""
+        self._unfinished -= 1
+        if not self._unfinished:
+            self.is_done = True
+            self._all_ended.succeed()
+            self._wake_all()
 
     def _waits_no_longer(self, follower: Request) -> bool:
         """Note the end of one of several requests that a request waits for; return whether it was the last one."""
@@ -406,7 +410,7 @@ class Cluster(Frontend):
         if self.router is not None:
             self.router.ended(job.request, self._sent.pop(job.request.index), self.env.now)
             if self._homeless:
-                self._homeless.offer()
+                self._homeless.ended()
 
     def _bring_back(self, engine: Engine) -> None:
         """Let an engine that failed serve again."""

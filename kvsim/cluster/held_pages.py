@@ -120,9 +120,13 @@ class HeldPages(Watch):
         """Send a report; those that have arrived by now are taken in, so that none is kept for longer than it is under way."""
         now = self._clock()
         self.receive(now)
-        self._under_way.append((now + self._staleness_s, is_stored, extents))
+        self.sent(now, is_stored, extents)
+
+    def sent(self, at_s: float, is_stored: bool, extents: tuple[Extent, ...]) -> None:
+        """A report was sent at a time: after those before it, and less than ``staleness_s`` ago."""
+        self._under_way.append((at_s + self._staleness_s, is_stored, extents))
         if self._holders is not None:
-            self._holders.expect(now + self._staleness_s, self)
+            self._holders.expect(at_s + self._staleness_s, self)
 
     def receive(self, now: float) -> None:
         """Take in the reports that have arrived by ``now``."""

@@ -60,6 +60,13 @@ class Homeless:
         else:
             self.offer()
 
+    def ended(self) -> None:
+        """Offer the requests, since one has ended: now, or when the router hears of it."""
+        if self._router is not None and self._router.late_s:
+            self._expect_report()
+        else:
+            self.offer()
+
     def _expect_report(self) -> None:
         """If a request waits, offer it again as soon as the next report on its way to the router has arrived."""
         if self._router is None or self._awaits_report or not self._waiting:

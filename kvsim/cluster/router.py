@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,7 +58,7 @@ class Changes:
 class KnownEngine:
     """What the router knows of one engine: the ``EngineStatus`` that policies see.
 
-    Its own bookkeeping is up to date; what the engine reports is ``staleness_s`` old.
+    Its own bookkeeping is as the router has heard; what the engine reports is ``staleness_s`` old.
     """
 
     def __init__(
@@ -119,10 +120,9 @@ class KnownEngine:
         """Let the tiers below the engine's GPU report, from the top down: these know what each has."""
         self._below = below
 
-    def report(self, report: Report) -> None:
+    def report(self, report: Report, now: float) -> None:
         """Take the report of an engine's load that it sends now."""
         if self._staleness_s:
-            now = self._clock()
             self.receive(now)
             self._under_way.append((now + self._staleness_s, report))
         else:
@@ -248,6 +248,11 @@ class Router:
         self._may_keep = policy.may_keep
         self._reports_due: deque[float] = deque()
         """When the reports arrive that are on their way, for a policy that may keep requests."""
+        self.late_s = policy.staleness_s if policy.hears_late else 0.0
+        """How long first tokens and ends of requests are on their way to the router."""
+        self._unheard: list[tuple[float, int, int, Request, bool]] = []
+        """Those on their way: a heap by arrival, then by engine, then in their order, with whether the request has ended."""
+        self._count = 0
 
     @property
     def has_engines(self) -> bool:
@@ -256,6 +261,7 @@ class Router:
 
     def send(self, request: Request, now: float) -> int | None:
         """Return the engine that gets the request; None: it waits before the router. One must be up. Raises PolicyError."""
+        self.hear(now)
         answer = self._choose(request, self._offered, now)
         if answer is None and self._may_keep:
             return None
@@ -266,13 +272,17 @@ class Router:
 
     def report(self, engine: int, report: Report, now: float) -> None:
         """An engine reports its load."""
-        self.engines[engine].report(report)
+        self.engines[engine].report(report, now)
+        self._expect(now)
+
+    def _expect(self, now: float) -> None:
+        """Note that something has been sent to the router that a request it keeps may wait for."""
         if self._may_keep and self.policy.staleness_s:
             self._drop_arrived(now)
             self._reports_due.append(now + self.policy.staleness_s)
 
     def next_report_s(self, now: float) -> float:
-        """Return when the next report arrives of those on their way; infinite if there is none."""
+        """Return when the next report arrives, or is heard of a request, of those on their way; infinite if there is none."""
         self._drop_arrived(now)
         return self._reports_due[0] if self._reports_due else inf
 
@@ -282,15 +292,47 @@ class Router:
 
     def first_token(self, request: Request, engine: int, now: float) -> None:
         """The first token of an answer has passed."""
-        self.policy.on_first_token(request, engine, now)
+        self._tell(request, engine, now, has_ended=False)
 
     def ended(self, request: Request, engine: int, now: float) -> None:
         """A request that was sent to an engine has been answered or rejected, or was lost with the engine."""
-        self.engines[engine].sent(request, -1)
-        self.policy.on_ended(request, engine, now)
+        self._tell(request, engine, now, has_ended=True)
+
+    def _tell(self, request: Request, engine: int, now: float, *, has_ended: bool) -> None:
+        """Let the policy know of a request now, or send word of it."""
+        if not self.late_s:
+            self._heard(request, engine, now, has_ended)
+            return
+        self.hear(now)
+        self._count += 1
+        heappush(self._unheard, (now + self.late_s, engine, self._count, request, has_ended))
+        self._expect(now)
+
+    def hear(self, now: float) -> None:
+        """Let the policy know of what has arrived by now."""
+        while self._unheard and self._unheard[0][0] <= now:
+            arrived_s, engine, _, request, has_ended = heappop(self._unheard)
+            self._heard(request, engine, arrived_s, has_ended)
+
+    def _heard(self, request: Request, engine: int, now: float, has_ended: bool) -> None:
+        if has_ended:
+            self.engines[engine].sent(request, -1)
+            self.policy.on_ended(request, engine, now)
+        else:
+            self.policy.on_first_token(request, engine, now)
+
+    def _hear_all_of(self, engine: int, now: float) -> None:
+        """Let the policy know of everything that an engine which has failed had to say."""
+        self.hear(now)
+        last = sorted([one for one in self._unheard if one[1] == engine])
+        self._unheard = [one for one in self._unheard if one[1] != engine]
+        heapify(self._unheard)
+        for _, _, _, request, has_ended in last:
+            self._heard(request, engine, now, has_ended)
 
     def down(self, engine: int, now: float) -> None:
         """An engine has failed or stopped; its requests have ended already."""
+        self._hear_all_of(engine, now)
         if engine in self._up:
             self._take_out(engine)
         self.policy.on_down(engine, now)

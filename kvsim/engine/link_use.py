@@ -36,7 +36,9 @@ class LinkUse:
 def joined(lanes: Sequence[LinkUse]) -> dict[str, LinkUse]:
     """Return the traffic of all links of the same name together, by name."""
     links: dict[str, LinkUse] = {}
+    intervals: dict[str, list[np.ndarray]] = {}
     for lane in lanes:
+        intervals.setdefault(lane.name, []).append(lane.intervals)
         known = links.get(lane.name)
         if known is None:
             links[lane.name] = replace(lane)
@@ -45,6 +47,8 @@ def joined(lanes: Sequence[LinkUse]) -> dict[str, LinkUse]:
         known.transfers += lane.transfers
         known.busy_s += lane.busy_s
         known.lanes += lane.lanes
-        both = np.concatenate((known.intervals, lane.intervals))
-        known.intervals = both[np.lexsort((both[:, 2], both[:, 1], both[:, 0]))]
+    for name, link in links.items():
+        if len(intervals[name]) > 1:
+            rows = np.concatenate(intervals[name])
+            link.intervals = rows[np.lexsort((rows[:, 2], rows[:, 1], rows[:, 0]))]
     return links

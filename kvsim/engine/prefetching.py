@@ -1,7 +1,7 @@
 """Reads from disk ahead of need: asks the prefetch policy, starts its fetches and counts their results."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -164,4 +164,4 @@ class Prefetching:
 
     def result(self) -> dict[str, int]:
         """Return all counts by name."""
-        return asdict(self.counts)
+        return {name: getattr(self.counts, name) for name in self.counts.__dataclass_fields__}

@@ -77,13 +77,26 @@ class Segment:
 
 
 class Leading:
-    """How many leading pages of a path each engine owns."""
+    """How many leading pages of a path each engine owns. Valid until owners change."""
 
     def __init__(self) -> None:
         self.few: dict[int, int] = {}
         """Pages of some engines, besides those in ``many``."""
-        self.many: np.ndarray | None = None
-        """Pages of all engines; None for 0 of each."""
+        self.many: list[tuple[np.ndarray, int]] = []
+        """Flags of all engines, 1 for each that owns so many pages more."""
+
+    def most(self) -> int:
+        """Return a number of pages that no engine owns more of."""
+        return sum([pages for _, pages in self.many]) + max(self.few.values(), default=0)
+
+    def of_all(self, engines: int) -> np.ndarray:
+        """Return the pages of each of so many engines."""
+        total: np.ndarray = np.zeros(engines, np.int64)
+        for flags, pages in self.many:
+            total += np.multiply(flags, pages, dtype=np.int64)
+        for engine, pages in self.few.items():
+            total[engine] += pages
+        return total
 
 
 class PageOwners:
@@ -186,8 +199,7 @@ class PageOwners:
                 start += step
                 if left is None and segment.flags is not None:
                     flags = segment.flags if flags is None else flags & segment.flags
-                    more = np.multiply(flags, step, dtype=np.int64)
-                    found.many = more if found.many is None else found.many + more
+                    found.many.append((flags, step))
                     continue
                 if left is None:
                     left = [engine for engine in segment.owners if flags is None or flags[engine]]

@@ -9,6 +9,8 @@ from kvsim.policies.routing.base import RoutingPolicy
 
 KEY = "cluster.workers"
 ALONE = f"set {KEY}=1"
+SHORTEST_S = 1e-4
+"""Reports that are less late leave processes too little to play at a time."""
 
 
 def independent(plan: Plan) -> list[list[int]]:
@@ -51,20 +53,35 @@ def check_apart(plan: Plan) -> None:
     ):
         if is_so:
             raise UsageError(f"{KEY}: {what}: {ALONE}")
-    if chooses_by(plan.routing) == "state":
-        name = type(plan.routing).__name__
-        raise UsageError(f"{KEY}: {name} chooses by the state of all engines: {ALONE}, or routing=session_affinity")
+    _check_routing(plan.routing)
     if len(independent(plan)) == 1:
         raise UsageError(
             f"{KEY}: all engines share a tier or the links of a host: {ALONE}, or set cluster.engines_per_host lower"
         )
 
 
+def _check_routing(routing: RoutingPolicy) -> None:
+    """Raise UsageError if a router chooses by what engines do at the same time."""
+    name, by = type(routing).__name__, chooses_by(routing)
+    if by == "state":
+        remedy = "or routing=session_affinity"
+        if hasattr(routing, "late_answers"):
+            remedy += ", or routing.late_answers=true with routing.staleness_s above 0"
+        raise UsageError(f"{KEY}: {name} chooses by the state of all engines: {ALONE}, {remedy}")
+    if by == "reports" and routing.staleness_s < SHORTEST_S:
+        late_s = f"{routing.staleness_s:g}"
+        raise UsageError(
+            f"{KEY}: {name} hears of engines {late_s} s late: {ALONE}, or routing.staleness_s to {SHORTEST_S:g} or more"
+        )
+    if by == "reports" and routing.may_keep:
+        raise UsageError(f"{KEY}: {name} may keep requests until an engine reports: {ALONE}")
+
+
 def check_requests_apart(plan: Plan, requests: Sequence[Request]) -> None:
     """Raise UsageError if what a trace asks for makes engines depend on each other."""
     if any(request.resets for request in requests):
         raise UsageError(f"{KEY}: the trace resets the caches of all engines: {ALONE}")
-    if chooses_by(plan.routing) == "order" and any(request.after >= 0 for request in requests):
+    if chooses_by(plan.routing) in ("order", "reports") and any(request.after >= 0 for request in requests):
         raise UsageError(
             f"{KEY}: {type(plan.routing).__name__} chooses by the order of requests, and in this trace some arrive when others "
             f"have ended: {ALONE}, or routing=session_affinity"

@@ -12,7 +12,7 @@ from kvsim.policies.routing.context import RoutingContext
 class EngineStatus(Protocol):
     """What a router knows of one engine: what it sent there itself, and what the engine reports.
 
-    Its own records are up to date; reports are as old as the policy's ``staleness_s``.
+    Its own records are up to date, unless the policy ``hears_late``; reports are as old as its ``staleness_s``.
     """
 
     @property
@@ -25,7 +25,7 @@ class EngineStatus(Protocol):
 
     @property
     def outstanding_requests(self) -> int:
-        """Requests sent to it that have not ended."""
+        """Requests sent to it that have not ended, as far as the router has heard (``hears_late``)."""
 
     @property
     def outstanding_tokens(self) -> int:
@@ -102,12 +102,21 @@ class RoutingPolicy(metaclass=ABCMeta):
         return 0.0
 
     @property
+    def hears_late(self) -> bool:
+        """Whether first tokens and ends of requests, too, reach the router ``staleness_s`` seconds after they have happened:
+        ``on_first_token``, ``on_ended`` and what is outstanding are then as late as reports. An engine that fails is known to
+        have failed at once. Without effect if ``staleness_s`` is 0."""
+        return False
+
+    @property
     def chooses_by(self) -> str:
         """What a choice depends on besides which engines are up.
 
         request   the request alone
         order     the requests in the order in which they are sent
-        state     anything else: time, load, what engines have cached
+        reports   also on their times and on what has come from engines ``staleness_s`` late: reports and, if the policy
+                  ``hears_late``, what it is told of answers and what is outstanding; on none of the latter otherwise
+        state     anything else: load or cached pages as they are now
         """
         return "state"
 

@@ -61,6 +61,7 @@ class Dynamo(RoutingPolicy):
     router_ttl_s: float = 120.0
     router_predicted_ttl_s: float | None = None
     staleness_s: float = 0.0
+    late_answers: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self, UNIT, "overlap_score_credit", "host_cache_hit_weight", "disk_cache_hit_weight")
@@ -71,9 +72,19 @@ class Dynamo(RoutingPolicy):
         check_settings(self, SECONDS, "staleness_s")
 
     def without_effect(self) -> Sequence[str]:
+        idle = [] if self.staleness_s else ["late_answers"]
         if self.use_kv_events:
-            return ("router_ttl_s",)
-        return ("host_cache_hit_weight", "disk_cache_hit_weight", "router_predicted_ttl_s", "staleness_s")
+            return [*idle, "router_ttl_s"]
+        idle += ["host_cache_hit_weight", "disk_cache_hit_weight", "router_predicted_ttl_s"]
+        return idle if self.late_answers else [*idle, "staleness_s"]
+
+    @property
+    def hears_late(self) -> bool:
+        return self.late_answers
+
+    @property
+    def chooses_by(self) -> str:
+        return "reports" if self.late_answers else "state"
 
     @property
     def needs_cached_pages(self) -> bool:

@@ -57,14 +57,26 @@ class KVAware(RoutingPolicy):
     overlap_score_weight: float = 1.0
     router_temperature: float = 0.0
     staleness_s: float = 0.0
+    late_answers: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self, Real(least=0), "overlap_score_weight", "router_temperature")
         check_settings(self, SECONDS, "staleness_s")
 
+    def without_effect(self) -> Sequence[str]:
+        return () if self.staleness_s else ("late_answers",)
+
     @property
     def needs_cached_pages(self) -> bool:
         return True
+
+    @property
+    def hears_late(self) -> bool:
+        return self.late_answers
+
+    @property
+    def chooses_by(self) -> str:
+        return "reports" if self.late_answers else "state"
 
     def bind(self, context: RoutingContext) -> None:
         weight = Fraction(str(float(self.overlap_score_weight)))
@@ -117,16 +129,10 @@ class KVAware(RoutingPolicy):
     def _take_off_cached(self, costs: np.ndarray, request: Request, cached: Leading) -> None:
         """Take off the tokens of a prompt that each engine has cached; the last page may be partial."""
         tokens, page_tokens = request.prompt_tokens, self._page_tokens
-        if request.prompt_pages * page_tokens <= tokens:
+        if cached.most() * page_tokens <= tokens:
             subtract(costs, cached, self._per_token * page_tokens)
-            return
-        if cached.many is not None:
-            for place, pages in cached.few.items():
-                cached.many[place] += pages
-            costs -= self._per_token * np.minimum(cached.many * page_tokens, tokens).astype(costs.dtype)
-            return
-        for place, pages in cached.few.items():
-            costs[place] -= self._per_token * min(pages * page_tokens, tokens)
+        else:
+            costs -= self._per_token * np.minimum(cached.of_all(len(costs)) * page_tokens, tokens).astype(costs.dtype, copy=False)
 
     def _own_cost(self, request: Request) -> int:
         """Return what a request adds to the cost of an idle engine without any of its pages, in parts of a block."""
@@ -180,7 +186,7 @@ class KVAware(RoutingPolicy):
 
 def subtract(costs: np.ndarray, leading: Leading, each: int) -> None:
     """Take ``each``, which may be too large for 64 bits if costs are Python's numbers, off them for every page of an engine."""
-    if leading.many is not None:
-        costs -= each * leading.many.astype(costs.dtype)
+    for flags, pages in leading.many:
+        costs -= np.multiply(flags, each * pages, dtype=costs.dtype)
     for place, pages in leading.few.items():
         costs[place] -= each * pages

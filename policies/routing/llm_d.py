@@ -72,6 +72,7 @@ class LlmD(RoutingPolicy):
     exploration_probability: float = 0.01
     picker: str = "max_score"
     staleness_s: float = 0.0
+    late_answers: bool = False
 
     def __post_init__(self) -> None:
         if self.prefix not in PREFIXES:
@@ -93,9 +94,19 @@ class LlmD(RoutingPolicy):
             idle.append("load_threshold")
         if self.affinity_threshold is None:
             idle.append("exploration_probability")
-        if not (self.needs_reports or self.needs_cached_pages):
+        if not (self.staleness_s and self.active_request_weight):
+            idle.append("late_answers")
+        if not (self.needs_reports or self.needs_cached_pages or self.late_answers):
             idle.append("staleness_s")
         return idle
+
+    @property
+    def hears_late(self) -> bool:
+        return self.late_answers
+
+    @property
+    def chooses_by(self) -> str:
+        return "reports" if self.late_answers or not self.active_request_weight else "state"
 
     @property
     def needs_cached_pages(self) -> bool:

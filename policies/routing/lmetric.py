@@ -35,13 +35,25 @@ class LMetric(RoutingPolicy):
     """
 
     staleness_s: float = 0.0
+    late_answers: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self, SECONDS, "staleness_s")
 
+    def without_effect(self) -> Sequence[str]:
+        return () if self.staleness_s else ("late_answers",)
+
     @property
     def needs_cached_pages(self) -> bool:
         return True
+
+    @property
+    def hears_late(self) -> bool:
+        return self.late_answers
+
+    @property
+    def chooses_by(self) -> str:
+        return "reports" if self.late_answers else "state"
 
     def bind(self, context: RoutingContext) -> None:
         self._page_tokens = context.page_tokens

@@ -6,6 +6,7 @@ between prefill and decode engines it takes 1 s, unless a test says otherwise
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from kvsim.cluster.cluster import Cluster, Failure
@@ -165,6 +166,8 @@ class SmallCluster(Cluster):
             assert engine.is_idle and not engine.running.held and not engine.running.joining
         assert not self._sent and not self._homeless and not self._samples_left
         for router in [one.router for one in (self, self.hand_over) if one is not None]:
+            if router is not None:
+                router.hear(inf)
             for known in router.engines.values() if router is not None else ():
                 assert not known.outstanding_requests and not known.outstanding_tokens
         if self.hand_over is not None:

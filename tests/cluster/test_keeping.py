@@ -21,6 +21,7 @@ class OneAtATime(RoutingPolicy):
 
     staleness_s: float = 0.0
     by_reports: bool = False
+    hears_late: bool = False
     may_keep: bool = True
     needs_reports: bool = True
     sent: list[tuple[int, int, float]] = field(default_factory=list)
@@ -53,6 +54,13 @@ def test_a_kept_request_is_offered_again_when_a_report_has_arrived(staleness_s: 
     cluster = small_cluster(gpu=5, routing=policy, failures=[Failure(engine=1, at_s=0.0)], settings=settings)
     cluster.serve(ask("aaaa"), ask("bbbb", 0.5), ask("cccc", 18.0 + staleness_s))
     assert policy.sent == [(0, 0, 0.0), (1, 0, 0.5), (2, 0, sent_s)]
+
+
+def test_a_kept_request_is_offered_again_when_the_router_hears_that_one_has_ended() -> None:
+    """As in the first test, where engine 0 is free at 17 s; the router hears of that at 20 s."""
+    policy = OneAtATime(hears_late=True, staleness_s=3.0)
+    small_cluster(gpu=8, routing=policy).serve(*[ask(4 * word, at) for word, at in zip("abc", range(3), strict=True)])
+    assert policy.sent == [(0, 0, 0.0), (1, 1, 1.0), (2, 0, 20.0)]
 
 
 def test_a_failed_engine_gives_its_requests_back_behind_those_that_wait() -> None:

@@ -25,6 +25,7 @@ class Said(RoutingPolicy):
     needs_cached_pages: bool = False
     needs_reports: bool = False
     staleness_s: float = 0.0
+    hears_late: bool = False
     told: list[tuple[Any, ...]] = field(default_factory=list)
     seen: list[tuple[int, ...]] = field(default_factory=list)
 
@@ -143,7 +144,7 @@ def test_reports_arrive_with_the_staleness_of_the_policy(staleness_s: float, kno
     router = Router(policy, engines)
     router.send(prompt((0, 4)), now)
     now = 1.0
-    router.engines[1].report(Report(5, 6, 7))
+    router.engines[1].report(Report(5, 6, 7), now)
     (watch,) = tiers[1].watches
     watch.stored(tiers[1], ((0, 3),))
     router.send(prompt((0, 4)), now)
@@ -157,3 +158,55 @@ def test_nothing_is_reported_to_a_policy_that_needs_nothing() -> None:
     tiers = {0: gpu(8)}
     known_engines(Said(), tiers, lambda: 0.0)
     assert tiers[0].watches == []
+
+
+def test_a_router_that_hears_late_counts_requests_until_it_hears_of_their_end() -> None:
+    policy = Said(hears_late=True, staleness_s=2.0)
+    router = before(policy)
+    first, second = prompt((0, 2), index=0), prompt((9, 5), index=1)
+    router.send(first, 1.0)
+    router.first_token(first, 0, 2.0)
+    router.ended(first, 0, 3.0)
+    router.send(second, 4.5)
+    assert policy.seen == [(0, 1, 9), (1, 0, 0)]
+    assert policy.told == [("sent", 0, 0, 1.0), ("first token", 0, 0, 4.0), ("sent", 1, 0, 4.5)]
+    router.send(prompt((20, 1), index=2), 5.0)
+    assert policy.seen == [(0, 1, 21), (1, 0, 0)], "what arrives at the moment of a choice is known"
+    assert policy.told[3] == ("ended", 0, 0, 5.0)
+
+
+def test_what_arrives_at_the_same_time_is_heard_engine_by_engine() -> None:
+    policy = Said(hears_late=True, staleness_s=1.0, answer=lambda request, _: request.index)
+    router = before(policy)
+    low, high = prompt((0, 2), index=0), prompt((9, 5), index=1)
+    for request in (low, high):
+        router.send(request, 0.0)
+    router.ended(high, 1, 2.0)
+    router.first_token(low, 0, 2.0)
+    router.ended(low, 0, 2.0)
+    router.send(prompt((20, 1), index=0), 9.0)
+    assert policy.told[2:5] == [("first token", 0, 0, 3.0), ("ended", 0, 0, 3.0), ("ended", 1, 1, 3.0)]
+
+
+def test_a_failure_is_known_at_once_with_all_that_the_engine_had_to_say() -> None:
+    policy = Said(hears_late=True, staleness_s=5.0, answer=lambda request, _: request.index)
+    router = before(policy)
+    lost, other = prompt((0, 2), index=0), prompt((9, 5), index=1)
+    for request in (lost, other):
+        router.send(request, 0.0)
+    router.first_token(lost, 0, 1.0)
+    router.ended(other, 1, 1.0)
+    router.ended(lost, 0, 2.0)
+    router.down(0, 2.0)
+    assert policy.told[2:] == [("first token", 0, 0, 2.0), ("ended", 0, 0, 2.0), ("down", 0, 2.0)]
+    policy.answer = 1
+    router.send(prompt((20, 1), index=2), 6.0)
+    assert ("ended", 1, 1, 6.0) in policy.told
+
+
+def test_late_answers_need_staleness() -> None:
+    policy = Said(hears_late=True)
+    router = before(policy)
+    router.send(prompt(), 1.0)
+    router.ended(prompt(), 0, 3.0)
+    assert policy.told[-1] == ("ended", prompt().index, 0, 3.0)

@@ -227,7 +227,7 @@ def test_every_yaml_composes_to_its_class_with_its_defaults(choice: str) -> None
 def test_policies_are_listed_with_purpose_and_defaults() -> None:
     listed = {name: (purpose, settings) for name, purpose, settings in policies("routing")}
     assert sorted(listed) == NAMES
-    assert listed["kv_aware"][1] == "overlap_score_weight=1.0\nrouter_temperature=0.0\nstaleness_s=0.0"
+    assert listed["kv_aware"][1] == "overlap_score_weight=1.0\nrouter_temperature=0.0\nstaleness_s=0.0\nlate_answers=false"
     assert listed["least_loaded"][1] == "load=tokens"
     assert listed["random"][1] == ""
     assert all(purpose.endswith(".") for purpose, _ in listed.values())

@@ -22,8 +22,8 @@ from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.routing.session_affinity import SessionAffinity
 from kvsim.run import play
 from kvsim.run.alone import run_alone
-from kvsim.run.apart import in_processes
 from kvsim.run.interrupts import remembered
+from kvsim.run.processes import Line, Processes, finish
 from kvsim.trace.base import Trace
 from tests.composing import plan
 from tests.engine.configurations import Case, cases
@@ -201,32 +201,37 @@ def test_a_policy_that_changes_requests_in_a_process_is_refused() -> None:
         kvsim.simulate(chats(), *FOUR, "cluster.workers=2", routing="session_affinity", eviction=Rogue())
 
 
+def run(jobs: list[Any]) -> None:
+    with Processes(jobs) as processes:
+        finish(processes, None)
+
+
 def test_processes_that_are_no_longer_needed_end_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
     """A command's handlers of signals, which processes inherit, raise errors."""
     read_end, write_end = os.pipe()
 
-    def endless(report: Any) -> dict[str, Any]:
+    def endless(line: Line) -> dict[str, Any]:
         os.write(write_end, b"!")
         while True:
             signal.pause()
 
-    def failing(report: Any) -> dict[str, Any]:
+    def failing(line: Line) -> dict[str, Any]:
         os.read(read_end, 1)
         raise UsageError("wrong")
 
     with remembered(), pytest.raises(UsageError, match="wrong"):
-        in_processes([endless, failing], None)
+        run([endless, failing])
     assert capfd.readouterr().err == ""
     os.close(read_end)
     os.close(write_end)
 
 
 def test_a_process_that_dies_is_told() -> None:
-    def dying(report: Any) -> dict[str, Any]:
+    def dying(line: Line) -> dict[str, Any]:
         os._exit(3)
 
     with pytest.raises(UsageError, match=r"cluster\.workers: a worker process died, perhaps for lack of memory: use fewer"):
-        in_processes([dying, lambda report: {}], None)
+        run([dying, lambda line: {}])
 
 
 def test_the_plan_is_checked_before_the_trace_is_read() -> None:
