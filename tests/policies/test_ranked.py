@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import pytest
@@ -52,6 +53,7 @@ class EntersAnew(AlikeInThrees):
 def trees_left(cache: SmallCache, words: list[tuple[str, int]]) -> list[str]:
     """The pages on the GPU after each request, which takes a few pages more than its prompt has."""
     left: list[str] = []
+    cache.clock = count(1.0)
     for word, more in words:
         cache.use(word, pages=min(len(word) + more, cache.gpu.pool.capacity))
         left.append(cache.on("gpu"))
@@ -77,6 +79,7 @@ def test_an_entry_that_keeps_its_place_changes_no_order(kind: Any, words: list[t
 
 def test_a_victim_that_stays_in_part_is_next_again() -> None:
     cache = small_cache(gpu=8, eviction=LRU)
+    cache.clock = count(1.0)
     cache.use("abcd")
     cache.use("xyz")
     queue = cache.gpu.eviction
