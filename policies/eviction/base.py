@@ -145,8 +145,6 @@ class RankedEviction(SteppingEviction):
         self._offered: Node | None = None
         self._offered_entry: tuple[Any, ...] = ()
         """Its entry, which has left the queue."""
-        self._offered_depth = 0
-        """Its depth at that time."""
         self._last_rank = -inf
         """The rank of the last entry of ``line`` if that is a float, or a larger one; infinite for any other rank."""
         self._heap_rank = inf
@@ -183,8 +181,11 @@ class RankedEviction(SteppingEviction):
     def _stays_first(self, node: Node, rank: Any) -> bool:
         """Whether a node that has just been offered is still before all others, strictly, so that its entry has its old place."""
         line, head = self.line, self.head
-        if not head or head == len(line) or node.depth != self._offered_depth:
+        if not head or head == len(line):
             return False
+        place: float = self._offered_entry[1]
+        if not 0 < place + node.depth * DEPTH < DEPTH:
+            return False  # it was cut since the entry was made, and its place is that of another depth
         first: tuple[Any, ...] = line[head]
         noted, next_rank = self._offered_entry[0], first[0]
         if isinstance(rank, float) and isinstance(noted, float) and isinstance(next_rank, float):
@@ -270,7 +271,7 @@ class RankedEviction(SteppingEviction):
                 continue
             if self._ranks_by_place:
                 self._limit_to_next(node)
-            self._offered, self._offered_entry, self._offered_depth = node, entry, node.depth
+            self._offered, self._offered_entry = node, entry
             return node
         return None
 
