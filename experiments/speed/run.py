@@ -4,9 +4,11 @@ A rate is a multiple of the rate of a yardstick measured in the same run: sixty 
 through LRU on one tier of 10,000 pages. Claims, each a row of the printed tables, on the Mooncake conversation trace unless
 another is named; of two numbers the first is for kvsim in pure Python, the second for kvsim compiled:
 
-exact hits   LRU page hit rates at six capacities to six digits, and hit tokens of the second half as integers
+exact hits   LRU page hit rates at six capacities to six digits, and hit tokens of the second half as integers; like the replays
+             next to peers, without the pages of answers, which peers do not count
 page sizes   one tier, LRU: replays at .18 or .5 of the yardstick's rate with pages of 512, 64, 16 and 1 tokens, all within 1.3x
 three tiers  with write_back: at .03 or .12
+             In both, answers take room, as by default
 simulation   three tiers on a virtual clock: at .010 or .03 with pages of 512 tokens, .007 or .02 with 16, in less than 300 MB
 agents       WEKA, 710 sessions: read and replayed in less than 5 s and 500 MB; ten times the requests take at most 11x the time
 peers        as shipped, slower than kvsim with 512-token pages and more than 5x slower with 16. libcachesim with a hash table
@@ -77,8 +79,10 @@ SWEEP_CAPACITIES = tuple(range(1_000, 51_000, 1_000))
 SWEEP_POLICIES = ("lru", "fifo", "lfu", "slru")
 WORKERS = 2
 
-PAGE_BY_PAGE = ("eviction=lru", "rules.recompute_last_token=false", "replay.in_flight=1", "replay.hold_output=false")
-"""One request after another, prompt pages only, as the peers do."""
+WHOLE_PROMPTS = ("eviction=lru", "rules.recompute_last_token=false", "replay.in_flight=1")
+"""One request after another. As by default, the pages of an answer take room until its request finishes."""
+PROMPTS_ONLY = (*WHOLE_PROMPTS, "replay.hold_output=false")
+"""The same without the pages of answers, as the peers do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,9 +140,9 @@ def conversation(setup: Setup, page_tokens: int) -> tuple[str, ...]:
     return "trace=mooncake", f"trace.path={setup.conversation}", "trace.tail=all", f"page_tokens={page_tokens}"
 
 
-def one_tier_replay(setup: Setup, page_tokens: int) -> tuple[str, ...]:
+def one_tier_replay(setup: Setup, page_tokens: int, how: tuple[str, ...] = WHOLE_PROMPTS) -> tuple[str, ...]:
     """One tier of the same capacity in tokens with any page size."""
-    return *conversation(setup, page_tokens), *one_tier(f"{CAPACITY_TOKENS}tokens"), *PAGE_BY_PAGE
+    return *conversation(setup, page_tokens), *one_tier(f"{CAPACITY_TOKENS}tokens"), *how
 
 
 def agents(path: Path, capacity_pages: int) -> tuple[str, ...]:
@@ -148,7 +152,7 @@ def agents(path: Path, capacity_pages: int) -> tuple[str, ...]:
 def exact_hits(setup: Setup) -> Iterator[Row]:
     """LRU on one tier against rates and counts from other programs."""
     for capacity, expected in PAGE_HIT_RATES.items():
-        run = run_kvsim("replay", *conversation(setup, 512), *one_tier(capacity), *PAGE_BY_PAGE)
+        run = run_kvsim("replay", *conversation(setup, 512), *one_tier(capacity), *PROMPTS_ONLY)
         rate = f"{run.result['page_hit_rate']:.6f}".lstrip("0")
         yield Row(what=f"page hit rate, {capacity}", measured=rate, claim=f"= {expected}", holds=rate == expected)
     for capacity, tokens in SECOND_HALF_HIT_TOKENS.items():
@@ -158,7 +162,7 @@ def exact_hits(setup: Setup) -> Iterator[Row]:
 
 
 def second_half_hit_tokens(setup: Setup, page_tokens: int, capacity: str) -> int:
-    settings = (*conversation(setup, page_tokens), *one_tier(capacity), *PAGE_BY_PAGE, "warmup=0.5")
+    settings = (*conversation(setup, page_tokens), *one_tier(capacity), *PROMPTS_ONLY, "warmup=0.5")
     return run_kvsim("replay", *settings).hit_tokens
 
 
@@ -189,7 +193,7 @@ def same_hit_tokens(best: dict[int, Run]) -> Row:
 
 def tiers(setup: Setup) -> Iterator[Row]:
     """Three tiers with write-back."""
-    settings = {size: (*conversation(setup, size), *three_tiers(), *PAGE_BY_PAGE) for size in TIER_PAGE_SIZES}
+    settings = {size: (*conversation(setup, size), *three_tiers(), *WHOLE_PROMPTS) for size in TIER_PAGE_SIZES}
     for size, found in setup.measure("replay", settings).items():
         yield THREE_TIERS.judge(f"three tiers, write_back, {size}-token pages", found, bar=("kvsim, three tiers", size))
 
@@ -234,7 +238,7 @@ def repeat_sessions(source: Path, target: Path, *, copies: int) -> None:
 
 def peers(setup: Setup) -> Iterator[Row]:
     """The published simulators with the same capacity in tokens, and kvsim's rate relative to theirs."""
-    replays = {size: one_tier_replay(setup, size) for size in TIER_PAGE_SIZES}
+    replays = {size: one_tier_replay(setup, size, PROMPTS_ONLY) for size in TIER_PAGE_SIZES}
     for size, ours in setup.measure("replay", replays).items():
         counted = second_half_hit_tokens(setup, size, f"{CAPACITY_TOKENS}tokens")
         yield Row(what=f"kvsim, {size}-token pages", measured=f"{ours.times:.3f}x ({ours.best.requests_per_s:,.0f})")

@@ -3,7 +3,7 @@
 from math import inf
 
 from kvsim.core.check import Held, check
-from kvsim.core.lease import FINISHED, FIRST, FOR_DECODE, HANDED_OVER, KNOWN, LOOK, LOST, Lease
+from kvsim.core.lease import FINISHED, FIRST, FOR_DECODE, HANDED_OVER, KNOWN, LOOK, LOST, NO_PATH, Lease
 from kvsim.core.loading import LowerTiers, gaps_of
 from kvsim.core.persistent import PersistentPrompts
 from kvsim.core.request import Request
@@ -165,7 +165,7 @@ class Cache(ServedCache):
         """Pin what the request reuses, and record the use."""
         lease.epoch = self.residency.epoch
         residency, reused = self.residency, lease.path
-        lower: list[Node] = []
+        lower = NO_PATH
         if not self._is_single:
             lower = residency.first_pages(reused[lease.gpu_nodes :], load_pages)
             reused = reused[: lease.gpu_nodes]
@@ -281,7 +281,8 @@ class Cache(ServedCache):
 
     def _add_computed(self, lease: Lease, extents: tuple[Extent, ...], now: float) -> None:
         """Add computed pages to the tree, after the pinned path, and pin them."""
-        if extents and extents[0][0] in lease.node.children:
+        known = lease.node.children
+        if known and extents and extents[0][0] in known:
             extents = self._join_known(lease, extents, now)
         if extents:
             residency, gpu = self.residency, lease.gpu

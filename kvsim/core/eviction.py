@@ -1,7 +1,6 @@
 """Eviction: makes room in a tier, by the order of its policy."""
 
-from typing import Any
-
+from kvsim.core.pool import UNLIMITED
 from kvsim.core.residency import Residency
 from kvsim.core.tier import GPU, Edge, Tier
 from kvsim.core.transfer import transfers_of
@@ -36,8 +35,9 @@ class Eviction:
         tree = self.residency.tree
         for offered in victims(tier, now):
             node = victim(offered, tree, tier)
-            most: Any = tier.eviction.most_pages
-            leaving = missing if type(most) is int and most >= missing else most_pages(tier)
+            leaving = missing
+            if tier.eviction.most_pages != UNLIMITED:
+                leaving = min(missing, most_pages(tier))
             if node.partner is not None or node.is_state:
                 tier.eviction.cut_offered(node)
                 self._cut_with_state(node, tier, missing)
@@ -91,7 +91,7 @@ class Eviction:
         if not self._is_single:
             if self.is_elsewhere(node, tier):
                 residency.free(node, tier)
-                if not self.is_offering and not any(node.pins):
+                if not (self.is_offering or any(pins for pins in node.pins)):
                     residency.merge(node)
                 return
             for edge in tier.below:
@@ -119,13 +119,14 @@ class Eviction:
         """Make room below for the victims of the upper tier; if it is not enough, drop the first victims."""
         leaving, edge.leaving = edge.leaving, []
         lower, residency = edge.lower, self.residency
+        doomed = residency.doomed
         for node in leaving:
-            if node not in residency.doomed:
+            if not (doomed and node in doomed):
                 residency.pin(node, lower)
         first = 0
         while first < len(leaving):
             node = leaving[first]
-            if node in residency.doomed:  # lost with pages above it that found no room elsewhere
+            if doomed and node in doomed:  # lost with pages above it that found no room elsewhere
                 first += 1
                 residency.drop_copy(node, edge.upper)
                 continue

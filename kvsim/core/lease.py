@@ -29,6 +29,8 @@ LOST: Final = "lost"
 
 NOTHING: Final[list[int]] = []
 """No pages at any level; shared, never modified."""
+NO_PATH: Final[list[Node]] = []
+"""The path before a match; shared, never modified."""
 
 
 def total(pages: list[int], level: int = 0) -> int:
@@ -74,7 +76,7 @@ class Lease(Holder):
         """FIRST, AGAIN, KNOWN, FOR_DECODE or LOOK."""
         self.gpu = gpu
         """The GPU tier that serves the request."""
-        self.path: list[Node] = []
+        self.path = NO_PATH
         self.gpu_nodes = 0
         """Number of nodes at the head of ``path`` that are on the GPU."""
         self.gpu_pages = 0

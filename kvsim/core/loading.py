@@ -78,14 +78,15 @@ class LowerTiers(Transfers, Lower):
         by_edge: dict[Edge, list[Node]] = {edge: [] for edge in view.gpu.below}
         lease.loaded = [0] * (1 + max([tier.level for tier in view.lower]))
         for node, source in zip(nodes, sources, strict=True):
-            by_edge[view.gpu.edge_to(source.between or source.tier)].append(node)
+            by_edge[view.gpu.edge_to(source.tier if source.between is None else source.between)].append(node)
             if source.tier.level > 1:
                 lease.loaded[source.tier.level] += node.pages
             self._take_request_slots(lease, node)
         loads: list[Transfer] = []
         for edge, loaded in by_edge.items():
             if loaded:
-                load = Transfer(edge, loaded, goes_down=False, after=[*fetches.get(edge.lower, NO_TRANSFERS)])
+                before = fetches.get(edge.lower)
+                load = Transfer(edge, loaded, goes_down=False, after=[*before] if before else None)
                 load.begun = not load.after
                 loads.append(self.under_way.start(load))
         return Load(transfers + loads, loads, 0)

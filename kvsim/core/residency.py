@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from functools import partial
 from math import inf, nextafter
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -14,6 +14,16 @@ from kvsim.core.tier import Tier
 from kvsim.core.tree import DOOMED, INCOMING, LEAVING, READY, Node
 from kvsim.core.victims import cut_after
 from kvsim.pages.extents import Extent
+
+NEXT: Final = 2.0**-53 + 2.0**-105
+"""Of a positive time, this share of it, added to it, gives the next one (Rump, Zimmermann, Boldo and Melquiond, 2009)."""
+SMALLEST: Final = 1e-290
+"""That holds of times from this one on."""
+
+
+def just_after(now: float) -> float:
+    """Return the next time that a float can express."""
+    return now + now * NEXT if now > SMALLEST else nextafter(now, inf)
 
 
 def have_same_history(node: Node, child: Node) -> bool:
@@ -57,7 +67,7 @@ class Residency(Copies):
     def tick(self, now: float) -> float:
         """Return ``now``, moved just past the last use if need be: no two uses of the cache have the same time."""
         if now <= self.now:
-            now = nextafter(self.now, inf)
+            now = just_after(self.now)
         self.now = now
         return now
 
@@ -167,12 +177,12 @@ class Residency(Copies):
         All of them have that age, and the last use of all is now: chunks that nothing distinguishes are one node.
         """
         node = self.add_leaf(parent, extents, pages, tier, slots, now, begun_at)
-        earlier: list[Node] = []
-        above = parent
-        while above.created == begun_at and above.parent is not None:
-            earlier.append(above)
-            above = above.parent
-        if earlier:
+        if parent.created == begun_at and parent.parent is not None:
+            earlier: list[Node] = []
+            above = parent
+            while above.created == begun_at and above.parent is not None:
+                earlier.append(above)
+                above = above.parent
             self.reannounce(earlier, now, tier)
             self.merge(parent)
         return node

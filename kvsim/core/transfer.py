@@ -59,8 +59,8 @@ class Transfer(Carrier):
         self.target: Tier = edge.lower if goes_down else edge.upper
         self.goes_down = goes_down
         """Whether the target is below the source."""
-        self.after: list[Transfer] = after or []
-        """Transfers that must end before this one begins, since they bring what it reads."""
+        self.after: list[Transfer] = NO_TRANSFERS if after is None else after
+        """Transfers that must end before this one begins, since they bring what it reads; never changed in place."""
         self.request: Request | None = None
         """Down: the request whose prompt is copied, if the copy was offered after a use. Up: the request that it is read for; set
         by the engine."""

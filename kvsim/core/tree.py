@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from kvsim.core.pool import UNLIMITED
-from kvsim.pages.extents import Extent, join_extents, split_extents
+from kvsim.pages.extents import Extent, drop_last_pages, join_extents, split_extents
 
 ABSENT: Final = 0
 INCOMING: Final = 1
@@ -39,8 +39,16 @@ class Node:
     )  # fmt: skip
 
     def __init__(
-        self, extents: tuple[Extent, ...], pages: int, depth: int, parent: "Node | None", tree: "RadixTree", now: float
+        self,
+        extents: tuple[Extent, ...],
+        pages: int,
+        depth: int,
+        parent: "Node | None",
+        tree: "RadixTree",
+        now: float,
+        pins: list[int] | None = None,
     ) -> None:
+        """``pins`` are copied; without them, nothing pins the node."""
         self.runs = extents
         self.pages = pages
         self.depth = depth
@@ -49,16 +57,16 @@ class Node:
         self.children = NO_CHILDREN
         self.tree = tree
         """The tree that the node was made for, even after it has left it."""
-        notes, zeros = tree.no_notes, tree.zeros
+        zeros = tree.zeros
         self.state: list[int] = zeros.copy()
         self.copies = 0
         """Number of tiers that have a copy, in any state."""
-        self.slots: list[Any] = list(notes)
-        self.pins: list[int] = zeros.copy()
+        self.slots: list[Any] = tree.no_slots.copy()
+        self.pins: list[int] = zeros.copy() if pins is None else pins.copy()
         self.children_in: list[int] = zeros.copy()
         self.transfers: tuple[Carrier, ...] = ()
         """Transfers that carry this node now."""
-        self.notes: Any = notes
+        self.notes: Any = tree.no_notes
         """What each tier's eviction policy has noted about these pages (``note``); both parts of a cut keep it."""
         self.is_state = False
         """Whether this is a recurrent state instead of a piece of a path; it takes ``pages`` slots."""
@@ -142,7 +150,9 @@ def matching_pages(node: Node, extents: tuple[Extent, ...], at: int, left: int, 
     for first, pages in node.runs:
         if first != start or agreed == limit:
             break
-        step = min(pages, left, limit - agreed)
+        step = pages if pages < left else left
+        if step > limit - agreed:
+            step = limit - agreed
         agreed, start, left = agreed + step, start + step, left - step
         if not left:
             at += 1
@@ -170,6 +180,8 @@ class RadixTree:
         """The notes of every node without notes: shared, one entry per tier."""
         self.zeros = [ABSENT] * tiers
         """What the lists of a new node are copies of."""
+        self.no_slots: list[Any] = [None] * tiers
+        """What its list of slots is a copy of."""
         self.root = Node((), 0, 0, None, self, 0.0)
 
     def walk(
@@ -217,6 +229,8 @@ class RadixTree:
             limit -= pages
             path.append(child)
             children = child.children
+        if left == extents[at][1]:
+            return path, None, 0, extents[at:] if at else extents
         return path, None, 0, ((start, left),) if at == last else ((start, left), *extents[at + 1 :])
 
     def add(self, parent: Node, extents: tuple[Extent, ...], pages: int, now: float) -> Node:
@@ -249,11 +263,10 @@ class RadixTree:
             start = extents[0][0]
             before, node.runs = split_extents(extents, pages)
             middle = node.runs[0][0]
-        upper = Node(before, pages, depth, parent, self, node.created)
+        upper = Node(before, pages, depth, parent, self, node.created, node.pins)
         upper.last_used, upper.hits = node.last_used, node.hits
         if node.own_uses is not None:
             upper.own_uses = node.own_uses.copy()
-        upper.pins = node.pins.copy()
         if type(node.notes) is list:
             upper.notes = node.notes.copy()
         parent.children[start] = upper
@@ -269,7 +282,7 @@ class RadixTree:
         if len(node.runs) == 1:
             node.runs = ((node.runs[0][0], node.pages),)
         else:
-            node.runs = split_extents(node.runs, node.pages)[0]
+            node.runs = drop_last_pages(node.runs, pages)
 
     def join(self, node: Node, child: Node) -> None:
         """Undo a cut: ``child`` takes the place of ``node``, its parent, with the pages of both; ``node`` leaves the tree."""

@@ -16,7 +16,10 @@ CLASS = 1 << 48
 
 def count_pages(extents: Iterable[Extent]) -> int:
     """Return the number of pages in all extents."""
-    return sum([pages for _, pages in extents])
+    count = 0
+    for _, pages in extents:
+        count += pages
+    return count
 
 
 def append_extent(extents: list[Extent], start: int, pages: int) -> None:

@@ -1,7 +1,6 @@
 """Replay: plays requests one after another, without a clock, for hit rates at full speed."""
 
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -53,7 +52,7 @@ class Replay:
     def __init__(self, server: Server, settings: ReplaySettings) -> None:
         self.server = server
         self.settings = settings
-        self.live: deque[Any] = deque()
+        self.live: list[Any] = []
         """Leases of running requests, oldest first."""
 
     def run(
@@ -81,7 +80,7 @@ class Replay:
             if inspect and not each_step:
                 inspect(self.server, "")
             while self.live:
-                self.server.finish_request(self.live.popleft())
+                self.server.finish_request(self.live.pop(0))
             wall_s = perf_counter() - began
         return self._outcome(requests, rows, wall_s)
 
@@ -93,13 +92,13 @@ class Replay:
         rows: list[Hits | None] = []
         for request in requests:
             if len(live) >= in_flight:
-                server.finish_request(live.popleft())
+                server.finish_request(live.pop(0))
             if request.resets:
                 self.reset(request.resets)
             pages, now = request.pages_of_sample(page_tokens, hold_output=hold_output), request.arrival_s
             lease = server.serve(request, pages, now)
             while lease is None and live:
-                server.finish_request(live.popleft())
+                server.finish_request(live.pop(0))
                 lease = server.serve(request, pages, now)
             if lease is None or lease is NEVER_FITS:
                 rows.append(None)
@@ -112,7 +111,7 @@ class Replay:
         """Reset the cache; a reset that drains first ends all running requests."""
         for mode, _ in resets:
             while mode == "drain" and self.live:
-                self.server.finish_request(self.live.popleft())
+                self.server.finish_request(self.live.pop(0))
             self.server.reset()
 
     def _outcome(self, requests: Sequence[Request], rows: Rows, wall_s: float) -> Outcome:

@@ -188,7 +188,7 @@ def _play(plan: Plan, requests: list[Request], watch: Scorer) -> None:
         watch.now_s = max(watch.now_s, request.arrival_s)
         replay.play([request])
     while replay.live:
-        replay.server.finish_request(replay.live.popleft())
+        replay.server.finish_request(replay.live.pop(0))
 
 
 def _watch(replay: Replay, watch: Scorer) -> None:

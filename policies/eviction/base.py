@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
+from math import inf
 from operator import itemgetter
 from typing import Any, Final
 
@@ -19,6 +20,9 @@ DEPTH: Final = 1e9
 """Weight of one page of depth in an entry's place; exceeds the number of entries. Exact up to 9 million pages per prompt."""
 LEFT: Final = 256
 """Free places that the beginning of a line may always have; beyond that, it has at most four for each entry."""
+BY_RANK: Final = itemgetter(0)
+BY_PLACE: Final = itemgetter(1)
+"""To sort entries by place and then by rank compares floats only, which is quicker than comparing entries."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -84,12 +88,16 @@ class BypassEviction(EvictionPolicy):
 class SteppingEviction(EvictionPolicy):
     """Finds one victim after another by ``next_victim``."""
 
+    def bind(self, context: PolicyContext) -> None:
+        super().bind(context)
+        self._passes = Pass(self)
+
     @abstractmethod
     def next_victim(self) -> Node | None:
         """Return the next node of a pass, which no other pass offers until it is announced again; None if there is none."""
 
     def victims(self, now: float) -> Iterator[Node]:
-        return Pass(self)
+        return self._passes
 
 
 class Pass:
@@ -135,6 +143,12 @@ class RankedEviction(SteppingEviction):
         self._entries = 0
         self._compact_at = 1024
         self._offered: Node | None = None
+        self._offered_entry: tuple[Any, ...] = ()
+        """Its entry, which has left the queue."""
+        self._last_rank = -inf
+        """The rank of the last entry of ``line`` if that is a float, or a larger one; infinite for any other rank."""
+        self._heap_rank = inf
+        """The lowest rank in ``heap`` if that is a float; infinite without an entry, and lower than all for any other rank."""
         self._untaken: dict[Node, None] = {}
         """Nodes offered in this pass to the ``victims`` of a subclass, which did not pass them on."""
         self._name = name(self)
@@ -152,24 +166,51 @@ class RankedEviction(SteppingEviction):
         return node.pages
 
     def on_evictable(self, node: Node) -> None:
+        rank = self.rank(node)
         if node is self._offered:
             self._offered = None
+            if self._stays_first(node, rank):
+                self.head -= 1
+                self.line[self.head] = self._offered_entry
+                return
         self._entries += 1
-        self._enter(self.rank(node), self._entries - node.depth * DEPTH, node)
+        self._enter(rank, self._entries - node.depth * DEPTH, node)
         if len(self.heap) + len(self.line) - self.head > self._compact_at:
             self._compact()
+
+    def _stays_first(self, node: Node, rank: Any) -> bool:
+        """Whether a node that has just been offered is still before all others, strictly, so that its entry has its old place."""
+        line, head = self.line, self.head
+        if not head or head == len(line):
+            return False
+        place: float = self._offered_entry[1]
+        if not 0 < place + node.depth * DEPTH < DEPTH:
+            return False  # it was cut since the entry was made, and its place is that of another depth
+        first: tuple[Any, ...] = line[head]
+        noted, next_rank = self._offered_entry[0], first[0]
+        if isinstance(rank, float) and isinstance(noted, float) and isinstance(next_rank, float):
+            lowest: float = rank
+            return lowest == noted and lowest < next_rank and lowest < self._heap_rank
+        return False
 
     def _enter(self, rank: Any, place: float, node: Node) -> None:
         entry: tuple[Any, ...] = (rank, place, node)
         line, head = self.line, self.head
         try:
-            if not (isinstance(rank, float) and rank == rank):
+            if isinstance(rank, float) and rank == rank:
+                if rank > self._last_rank:
+                    self._last_rank = rank
+                    line.append(entry)
+                    return
+            else:
                 check_rank(self, node, rank)
             if head == len(line):
+                self._last_rank = rank if isinstance(rank, float) else inf
                 line.append(entry)
                 return
             other: tuple[Any, ...] = line[-1]
             if rank > other[0] or rank == other[0] and place > other[1]:
+                self._last_rank = rank if isinstance(rank, float) else inf
                 line.append(entry)
                 return
             other = line[head]
@@ -181,23 +222,27 @@ class RankedEviction(SteppingEviction):
                 line[head - 1] = entry
                 return
             heappush(self.heap, entry)
+            self._note_heap()
         except (TypeError, ValueError) as error:
             refuse_order(self, [rank, *self._ranks()], error)
 
     def _compact(self) -> None:
         """Keep only the latest entry of each evictable node."""
-        entries = sorted([*self.line[self.head :], *self.heap], key=itemgetter(1), reverse=True)
+        entries = sorted([*self.line[self.head :], *self.heap], key=BY_PLACE, reverse=True)
         places = {node: place for _, place, node in entries if node.is_evictable(self.tier)}
         ranked: list[Any] = [(self.rank(node), place, node) for node, place in places.items()]
         try:
             for rank, _, node in ranked:
                 check_rank(self, node, rank)
-            ranked.sort()
+            ranked.sort(key=BY_PLACE)
+            ranked.sort(key=BY_RANK)
         except (TypeError, ValueError) as error:
             refuse_order(self, [rank for rank, _, _ in ranked], error)
         self.line = ranked
+        self._last_rank = inf
         self.head = 0
         self.heap.clear()
+        self._note_heap()
         self._compact_at = max(1024, 2 * len(self.line))
 
     def victims(self, now: float) -> Iterator[Node]:
@@ -216,9 +261,9 @@ class RankedEviction(SteppingEviction):
             node: Node = entry[2]
             if node.state[tier] != READY or node.pins[tier] or node.children_in[tier] or untaken and node in untaken:
                 continue
-            rank = self.rank(node)
-            if rank != entry[0]:
-                check_risen(self, node, entry[0], rank)
+            rank, noted = self.rank(node), entry[0]
+            if not (isinstance(rank, float) and isinstance(noted, float) and rank == noted) and rank != noted:
+                check_risen(self, node, noted, rank)
                 risen += 1
                 if risen > len(self.line) - self.head + len(self.heap) + 1:
                     raise never_still(self, node, rank)
@@ -226,7 +271,7 @@ class RankedEviction(SteppingEviction):
                 continue
             if self._ranks_by_place:
                 self._limit_to_next(node)
-            self._offered = node
+            self._offered, self._offered_entry = node, entry
             return node
         return None
 
@@ -250,13 +295,14 @@ class RankedEviction(SteppingEviction):
         """Remove the first entry from the queue and return it; None if the queue is empty."""
         line, head, heap = self.line, self.head, self.heap
         if head == len(line):
-            return heappop(heap) if heap else None
+            return self._pop_heap() if heap else None
         first: tuple[Any, ...] = line[head]
-        if heap:
+        rank = first[0]
+        if not (isinstance(rank, float) and rank < self._heap_rank) and heap:
             other: tuple[Any, ...] = heap[0]
             try:
-                if other[0] < first[0] or other[0] == first[0] and other[1] < first[1]:
-                    return heappop(heap)
+                if other[0] < rank or other[0] == rank and other[1] < first[1]:
+                    return self._pop_heap()
             except (TypeError, ValueError) as error:
                 refuse_order(self, self._ranks(), error)
         line[head] = None
@@ -265,6 +311,15 @@ class RankedEviction(SteppingEviction):
             del line[: head + 1]
             self.head = 0
         return first
+
+    def _pop_heap(self) -> Any:
+        entry = heappop(self.heap)
+        self._note_heap()
+        return entry
+
+    def _note_heap(self) -> None:
+        rank = self.heap[0][0] if self.heap else inf
+        self._heap_rank = rank if isinstance(rank, float) else -inf
 
     def _ranks(self) -> list[Any]:
         return [entry[0] for entry in [*self.line[self.head :], *self.heap]]

@@ -1,7 +1,12 @@
 """Copies, pins, slots and their sums: each change of one fact keeps all that depends on it right."""
 
-import pytest
+from math import inf, nextafter
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvsim.core.residency import just_after
 from kvsim.core.tier import Tier
 from kvsim.core.tree import Node
 from tests.core.small import SmallCache, now, only, small_cache
@@ -38,6 +43,12 @@ def test_no_moment_is_used_twice() -> None:
     first, second, third = residency.tick(100.0), residency.tick(100.0), residency.tick(50.0)
     assert 100.0 == first < second < third < 100.0 + 1e-9
     assert residency.tick(200.0) == 200.0
+
+
+@given(st.floats(allow_nan=False) | st.floats(0, 1e9) | st.integers(-1000, 1000).map(lambda power: 2.0**power))
+def test_no_time_lies_between_one_and_the_next(now: float) -> None:
+    below = nextafter(now, -inf)
+    assert just_after(now) == nextafter(now, inf) and just_after(below) == nextafter(below, inf)
 
 
 def test_what_is_announced_anew_is_recent_without_a_hit() -> None:

@@ -92,7 +92,7 @@ def play_single_pages(replay: Replay, requests: list[Request]) -> Outcome:
                 cache.residency.cut(node, 1)
         rows.add(replay.play([request]))
     while replay.live:
-        replay.server.finish_request(replay.live.popleft())
+        replay.server.finish_request(replay.live.pop(0))
     return replay._outcome(requests, rows, wall_s=0.0)
 
 

@@ -88,7 +88,7 @@ class Swaps(LowerTiers):
         load = super().load(lease, now, short)
         lease.rest = rest
         for before, after in zip(load.loads, load.loads[1:], strict=False):
-            after.after.append(before)
+            after.after = [*after.after, before]
             after.begun = False
         if is_first:
             self.leave_out(cast(SwapLease, lease))
