@@ -2,11 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from math import isnan
+from typing import Final
 
 import numpy as np
 
 from kvsim.core.request import Request, Reset
 from kvsim.core.requests import values_of
+
+AT_ONCE: Final = 4096
+"""Arrivals that are taken out of arrays at a time."""
 
 
 def due_in_order(requests: Sequence[Request], reset_at_s: Sequence[float]) -> "Iterator[tuple[float, Request | Reset]]":
@@ -28,7 +32,8 @@ def due_in_order(requests: Sequence[Request], reset_at_s: Sequence[float]) -> "I
     times = np.concatenate((np.array([reset.at_s for reset in resets], dtype=np.float64), arrivals[free]))
     places = np.concatenate((np.array(before, dtype=np.int64), free))
     is_request = np.arange(len(times)) >= len(resets)
-    for at in np.lexsort((is_request, places, times)):
-        number = int(at)
-        what = requests[int(places[number])] if number >= len(resets) else resets[number]
-        yield float(times[number]), what
+    order = np.lexsort((is_request, places, times))
+    for begin in range(0, len(order), AT_ONCE):
+        part = order[begin : begin + AT_ONCE]
+        for number, place, time_s in zip(part.tolist(), places[part].tolist(), times[part].tolist(), strict=True):
+            yield time_s, requests[place] if number >= len(resets) else resets[number]

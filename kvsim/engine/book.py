@@ -21,13 +21,17 @@ class Book:
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = requests
-        self.columns: dict[str, Any] = {column.name: column.blank(len(requests)) for column in COLUMNS if column.is_recorded}
-        self.read_times = ReadTimes()
+        self.columns: dict[str, Any] = {
+            column.name: column.blank(len(requests)) for column in COLUMNS if column.is_recorded and not column.is_below_gpu
+        }
+        self.read_times: ReadTimes | None = ReadTimes()
+        """Times of reads, until ``close``; None where requests come and go."""
 
     def keep_rows(self) -> None:
         """Begin without requests, to be told of each with ``add`` before it arrives, and with ``forget`` after its end."""
         self.requests = ()
         self.columns = {column.name: {} for column in COLUMNS if column.is_recorded}
+        self.read_times = None
 
     def add(self, index: int) -> None:
         """Take in a request, of which nothing is known yet."""
@@ -84,13 +88,19 @@ class Book:
 
     def read(self, transfer: Transfer, now: float) -> None:
         """Record the time that a read took, which has ended."""
-        self.read_times.add(transfer, now)
+        if self.read_times is not None:
+            self.read_times.add(transfer, now)
 
     def close(self, tiers: Sequence[Tier]) -> dict[str, np.ndarray]:
-        """Return everything recorded, as ``Outcome.columns``. Parts of a time to first token that never came are unknown."""
+        """Return everything recorded, as ``Outcome.columns``: nothing is recorded after that.
+
+        Parts of a time to first token that never came are unknown.
+        """
+        assert self.read_times is not None, "requests come and go"
         names = tier_names(tiers)
         levels = {tier.name: tier.level for tier in tiers}
         read_s = self.read_times.seconds(len(self.requests), [levels.get(name, -1) for name in names[1:]])
+        self.read_times = None
         columns = recorded(self.requests, len(names), {**self.columns, "read_s": read_s})
         for name in ("queue_s", "load_s"):
             columns[name][np.isnan(columns["ttft_s"])] = np.nan

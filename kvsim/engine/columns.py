@@ -8,7 +8,6 @@ reference read it. A new column is a row here and the line that fills it: a form
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from math import nan
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ import numpy as np
 from kvsim.core.request import Request
 from kvsim.core.requests import values_of
 from kvsim.engine.outcome import FINISHED, REJECTED
+from kvsim.engine.tier_rows import TierRows
 
 if TYPE_CHECKING:
     from kvsim.engine.outcome import Outcome
@@ -79,23 +79,26 @@ class Column:
     def blank(self, requests: int) -> Any:
         """Return what values are recorded in, one by one, by position, where nothing is known yet."""
         if self.is_by_tier:
-            return [()] * requests
+            return TierRows(requests, self.missing)
         return array("d" if isinstance(self.missing, float) else "q", [self.missing]) * requests
 
-    def array(self, values: Sequence[Any] | np.ndarray | None, requests: int, tiers: int) -> np.ndarray:
-        """Return recorded values as an array; without values, and for tiers that a row leaves out, what is missing."""
+    def array(self, values: Sequence[Any] | TierRows | np.ndarray | None, requests: int, tiers: int) -> np.ndarray:
+        """Return recorded values as an array; without values, and for tiers that a row leaves out, what is missing.
+
+        It shares the memory of what is recorded one by one (``blank``).
+        """
         width = tiers - self.is_below_gpu
         shape = (requests, width) if self.is_by_tier else (requests,)
         if values is None:
             return np.full(shape, self.missing)
-        if not self.is_by_tier or isinstance(values, np.ndarray):
-            return np.array(values, dtype=type(self.missing)).reshape(shape)
-        blank = (self.missing,) * width
-        rows = [row if len(row) == width else (*row, *blank[len(row) :]) for row in values]
-        return np.fromiter(chain.from_iterable(rows), type(self.missing), requests * width).reshape(shape)
+        if isinstance(values, TierRows):
+            return values.array(width)
+        if isinstance(values, array):
+            return np.asarray(values).astype(type(self.missing), copy=False)
+        return np.array(values, dtype=type(self.missing)).reshape(shape)
 
 
-def recorded(requests: Sequence[Request], tiers: int, known: Mapping[str, Sequence[Any] | np.ndarray]) -> dict[str, np.ndarray]:
+def recorded(requests: Sequence[Request], tiers: int, known: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return what a run has recorded of its requests, by column; ``known`` has the columns that the run knows anything of.
 
     What is known of a rejected request that had begun, since persistent prompts left it no room only then, is removed.

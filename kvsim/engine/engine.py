@@ -24,6 +24,7 @@ from kvsim.engine.running import RunningRequests
 from kvsim.engine.schedule import PLAN_AGAIN, Parts, Schedule, Step
 from kvsim.engine.speculation import Speculation
 from kvsim.engine.substrate import Substrate, Work
+from kvsim.engine.waiter import Waiter
 from kvsim.engine.watch import EngineWatch
 from kvsim.numbers import SECONDS, Whole, check_number, check_settings
 
@@ -63,6 +64,18 @@ class EngineSettings:
         times: Any = self.reset_at_s  # its items may be anything
         for time_s in times:
             check_number("reset_at_s", SECONDS, time_s, hint="it is a list of times")
+
+
+class Turn(Waiter):
+    """Lets an engine go on when the event happens that its loop waits for."""
+
+    __slots__ = ("engine",)
+
+    def __init__(self, engine: "Engine") -> None:
+        self.engine = engine
+
+    def happened(self, event: Any) -> None:
+        self.engine.go_on(event)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -149,7 +162,7 @@ class Engine(Carried):
         """The loop, as a generator of the events that it waits for; None before it begins and while the engine is down."""
         self._awaited: Event | None = None
         """The event that the loop waits for."""
-        self._on_event = self._go_on
+        self._turn = Turn(self)
 
     def report_to(self, frontend: Frontend) -> None:
         """Make this the frontend; to be called before the engine runs."""
@@ -233,9 +246,9 @@ class Engine(Carried):
 
     def _await(self, event: Event) -> None:
         self._awaited = event
-        event.callbacks.append(self._on_event)
+        event.callbacks.append(self._turn)
 
-    def _go_on(self, event: Event) -> None:
+    def go_on(self, event: Any) -> None:
         """Let the loop go on after an event, unless it waits for another one since it was stopped."""
         if event is not self._awaited:
             return

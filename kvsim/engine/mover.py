@@ -14,6 +14,7 @@ from kvsim.core.transfer import Transfer
 from kvsim.core.watch import Watch
 from kvsim.engine.outcome import Disagreement
 from kvsim.engine.substrate import Substrate
+from kvsim.engine.waiter import Waiter
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -24,6 +25,19 @@ class Carried(Watch):
     def awaits_transfers(self) -> bool:
         """Whether the end of any transfer may concern it."""
         return True
+
+
+class Landing(Waiter):
+    """Waits for the end of a copy."""
+
+    __slots__ = ("mover", "transfer")
+
+    def __init__(self, mover: "Mover", transfer: Transfer) -> None:
+        self.mover = mover
+        self.transfer = transfer
+
+    def happened(self, event: Any) -> None:
+        self.mover.landed(self.transfer, event.value)
 
 
 class Mover:
@@ -116,15 +130,17 @@ class Mover:
         self._tell(transfer)
 
     def _copy(self, transfer: Transfer, now: float) -> None:
-        def landed(event: Event) -> None:
-            answer: Any = event.value
-            self._land(transfer, answer if isinstance(answer, int) else self._agreed(answer))
-
         transfer.begun_s = now
-        for tier in (transfer.source, transfer.target):
-            if tier.level == GPU:
-                self._last_copy_s[tier.owner] = now
-        self.substrate.copy(transfer).callbacks.append(landed)
+        source, target = transfer.source, transfer.target
+        if source.level == GPU:
+            self._last_copy_s[source.owner] = now
+        if target.level == GPU:
+            self._last_copy_s[target.owner] = now
+        self.substrate.copy(transfer).callbacks.append(Landing(self, transfer))
+
+    def landed(self, transfer: Transfer, answer: Any) -> None:
+        """A copy has ended, with the substrate's ``answer``."""
+        self._land(transfer, answer if isinstance(answer, int) else self._agreed(answer))
 
     def _agreed(self, answers: Sequence[int]) -> int:
         """Return the pages that all ranks have, given one number per rank, and count those that only some have.

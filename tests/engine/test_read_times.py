@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from kvsim.engine.read_times import covered_s
+from kvsim.engine.read_times import Reads, covered_s
 from tests.engine.small import ask, eager, seconds, small_engine
 
 A, B, C = "abcd", "efgh", "ijkl"
@@ -49,3 +49,18 @@ def test_overlapping_spans_count_once(seed: int) -> None:
     for begin, end in spans:
         covered[begin:end] = True
     assert covered_s([(float(begin), float(end)) for begin, end in spans]) == np.count_nonzero(covered)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_reads_of_each_request_are_taken_together(seed: int) -> None:
+    """Some requests have none, some one, and some several, which end in any order."""
+    rng, reads = random.Random(seed), Reads()
+    spans: dict[int, list[tuple[float, float]]] = {}
+    for _ in range(30):
+        request, begin, length = rng.randrange(25), rng.random(), rng.choice([0.0, rng.random()])
+        spans.setdefault(request, []).append((begin, begin + length))
+        reads.requests.append(request)
+        reads.begins_s.append(begin)
+        reads.ends_s.append(begin + length)
+    assert {len(own) for own in spans.values()} >= {1, 2}
+    assert reads.seconds(26).tolist() == [covered_s(spans.get(request, [])) for request in range(26)]

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 from simpy.events import PENDING
 
+from kvsim.engine.waiter import Waiter
+
 NORMAL: Final = 1
 """SimPy's priority of what happens at the same time as other things, in the order in which it was entered."""
 
@@ -80,7 +82,10 @@ class Happening(Moment):
         self.callbacks = None
         if callbacks is not None:
             for callback in callbacks:
-                callback(self)
+                if isinstance(callback, Waiter):
+                    callback.happened(self)
+                else:
+                    callback(self)
 
 
 class Agenda:

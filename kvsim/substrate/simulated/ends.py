@@ -1,8 +1,10 @@
 """When steps end: a leap that may be stopped, and a step that follows loads."""
 
 from collections.abc import Callable
+from typing import Any
 
 from kvsim.engine.substrate import Work
+from kvsim.engine.waiter import Waiter
 from kvsim.substrate.simulated.agenda import Agenda, Happening, Moment
 from kvsim.substrate.simulated.compute import Steps
 from kvsim.substrate.simulated.links import Flow
@@ -25,8 +27,8 @@ class End(Moment):
             self.done.agenda.succeed_last(self.done, self.steps)
 
 
-class Leap:
-    """Several decode steps in one event, ``done``, whose value is their number."""
+class Leap(Waiter):
+    """Several decode steps in one event, ``done``, whose value is their number. Ends when what it waits for happens."""
 
     __slots__ = ("agenda", "began_s", "done", "steps", "work")
 
@@ -38,7 +40,7 @@ class Leap:
         self.done = Happening(agenda)
         agenda.after(max(0.0, steps.leap_s(work, work.max_steps)), End(self.done, work.max_steps))
 
-    def stop(self, _: object) -> None:
+    def happened(self, event: Any) -> None:
         """End the leap at the next boundary between two steps."""
         if not self.done.triggered:
             now = self.agenda.now
@@ -46,7 +48,7 @@ class Leap:
             self.agenda.after(max(0.0, self.began_s + seconds - now), End(self.done, steps))
 
 
-class Followed:
+class Followed(Waiter):
     """One step, whose end is ``done``, while its loads land. Layers land evenly, so it ends at the latest of three times.
 
     start + all compute; first layer landed + all compute; last layer landed + one layer's compute
@@ -66,11 +68,10 @@ class Followed:
         self.began_s = agenda.now
         self.waiting = len(flows)
         self.done = Happening(agenda)
-        landed = self.landed
         for flow in flows:
-            flow.event.then(landed)
+            flow.event.then(self)
 
-    def landed(self, _: object) -> None:
+    def happened(self, event: Any) -> None:
         """One of the loads has landed."""
         self.waiting -= 1
         if self.waiting:

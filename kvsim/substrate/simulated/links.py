@@ -217,10 +217,15 @@ class Channel:
         flow.event.succeed(late.value)
 
     def used(self) -> LinkUse:
-        """Return what the channel has carried so far. It is busy from a flow's first byte until the last one has arrived."""
+        """Return what the channel has carried, which then carries nothing more.
+
+        It is busy from a flow's first byte until the last one has arrived.
+        """
         use = self.use
-        rows = np.array(self._rows).reshape(-1, 4)
-        use.intervals = rows[np.lexsort(rows.T[::-1])]
+        rows = np.frombuffer(self._rows).reshape(-1, 4) if self._rows else use.intervals
+        starts = rows[:, 0]
+        is_in_order = bool((starts[1:] > starts[:-1]).all())
+        use.intervals = rows if is_in_order else rows[np.lexsort(rows.T[::-1])]
         use.busy_s = covered_s(use.intervals)
         return use
 
@@ -268,7 +273,8 @@ class Total:
 def covered_s(intervals: np.ndarray) -> float:
     """Return the seconds covered by intervals (start_s, end_s, ...), in order of start."""
     start, end = intervals[:, 0], np.maximum.accumulate(intervals[:, 1])
-    return float(np.sum(end - np.maximum(start, np.concatenate((start[:1], end[:-1])))))
+    since = np.concatenate((start[:1], end[:-1]))
+    return float(np.sum(np.subtract(end, np.maximum(start, since, out=since), out=since)))
 
 
 def _end(flow: Flow, n_bytes: float, delay_s: float = 0.0) -> None:

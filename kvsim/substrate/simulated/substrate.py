@@ -15,6 +15,7 @@ from kvsim.engine.layout import ONE_ENGINE, Layout
 from kvsim.engine.link_use import LinkUse
 from kvsim.engine.speculation import Speculation
 from kvsim.engine.substrate import Work, request_of
+from kvsim.engine.waiter import Waiter
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.model.spec import ModelSpec
 from kvsim.substrate.simulated.adapter_steps import AdapterSteps
@@ -32,7 +33,7 @@ from kvsim.substrate.simulated.warmth import WarmSteps
 from kvsim.substrate.simulated.wiring import Wiring
 
 
-class Arrival:
+class Arrival(Waiter):
     """Takes note of the end of a transfer."""
 
     __slots__ = ("flow", "flows", "transfer")
@@ -42,8 +43,7 @@ class Arrival:
         self.transfer = transfer
         self.flow = flow
 
-    def record(self, _: object) -> None:
-        """The transfer's event has happened."""
+    def happened(self, event: Any) -> None:
         transfer, flow = self.transfer, self.flow
         del self.flows[transfer]
         if flow.split is not None:
@@ -110,8 +110,7 @@ class SimulatedSubstrate:
         else:
             flow = self._send_by_rank(transfer, slot_bytes, self.ranks)
         self.flows[transfer] = flow
-
-        flow.event.then(Arrival(self.flows, transfer, flow).record)
+        flow.event.then(Arrival(self.flows, transfer, flow))
         return cast(Event, flow.event)
 
     def _send_by_rank(self, transfer: Transfer, slot_bytes: int, ranks: Ranks) -> Flow:
@@ -154,9 +153,9 @@ class SimulatedSubstrate:
         leap = Leap(self.agenda, self.steps, work)
         if work.stop is not None:
             if work.stop.processed:
-                leap.stop(work.stop)
+                leap.happened(work.stop)
             else:
-                work.stop.callbacks.append(leap.stop)
+                work.stop.callbacks.append(leap)
         return cast(Event, leap.done)
 
     def steps_done(self, work: Work, elapsed_s: float) -> int:
