@@ -27,7 +27,7 @@ from kvsim.engine.watch import EngineWatch
 from kvsim.errors import UsageError
 from kvsim.hardware.tier_kinds import ALWAYS, LEVELS, kind_of
 from kvsim.plans.plan import Plan, TierPlan
-from kvsim.policies.autoscaling.base import AutoscalingContext
+from kvsim.policies.autoscaling.context import AutoscalingContext
 from kvsim.policies.checkpoint.base import Prefill
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.copies import copied

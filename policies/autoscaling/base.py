@@ -1,15 +1,14 @@
 """The contract of autoscaling policies: how many engines of a cluster serve."""
 
 from abc import ABCMeta, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil, nan
 from typing import Final, Protocol
 
-import numpy as np
-
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.numbers import MOST_SECONDS, Real, check_settings
+from kvsim.policies.autoscaling.context import AutoscalingContext
 
 
 class ClusterStatus(Protocol):
@@ -97,25 +96,6 @@ class ClusterStatus(Protocol):
 
 SHORTEST_S: Final = 0.001
 """The shortest time between two questions, in seconds."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AutoscalingContext:
-    """Passed to ``bind`` before a run."""
-
-    engines: int = 1
-    """Most engines."""
-    kv_tokens: int | None = None
-    """Tokens that the GPU tier of an engine holds; None if unlimited."""
-    max_batch_tokens: int = 8192
-    """Most tokens of a step, ``engine.max_batch_tokens``."""
-    max_running_requests: int = 256
-    """Most running requests of an engine."""
-    step_s: Callable[[int, int, int], float] | None = None
-    """Returns the seconds of a step of an engine, given (prompt tokens, decoding requests, tokens of their contexts together):
-    what a profile of the engine says. None if that is not known."""
-    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
-    """Seeded; the policy's only source of randomness."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

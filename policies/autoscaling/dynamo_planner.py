@@ -6,7 +6,8 @@ from math import ceil
 
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.numbers import Real, Whole, check_settings
-from kvsim.policies.autoscaling.base import AutoscalingContext, ClusterStatus, RegularAutoscaling, current, within
+from kvsim.policies.autoscaling.base import ClusterStatus, RegularAutoscaling, current, within
+from kvsim.policies.autoscaling.context import AutoscalingContext
 from kvsim.policies.autoscaling.forecasts import forecast_of
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from kvsim.policies.autoscaling.base import AutoscalingContext, percentile
+from kvsim.policies.autoscaling.base import percentile
+from kvsim.policies.autoscaling.context import AutoscalingContext
 from kvsim.policies.autoscaling.knative_concurrency import KnativeConcurrency
 from kvsim.policies.autoscaling.schedule import ScheduledEngines
 from kvsim.policies.autoscaling.slo_feedback import SloFeedback

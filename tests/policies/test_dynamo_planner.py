@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.policies.autoscaling.base import AutoscalingContext
+from kvsim.policies.autoscaling.context import AutoscalingContext
 from kvsim.policies.autoscaling.dynamo_planner import DynamoPlanner
 from kvsim.policies.autoscaling.forecasts import Forecast, forecast_of
 from tests.policies.small_scaling import answers

@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -137,11 +138,11 @@ def test_a_measure_is_checked_by_its_row(tmp_path: Path, moved: Outcome) -> None
 def test_a_further_tier_has_its_columns_and_rows_where_a_run_has_it(tmp_path: Path, outcome_of: Callable[..., Outcome]) -> None:
     """A fourth tier takes part in the rates, the files, the comparison and the pictures by being among the run's tiers."""
     three = outcome_of([40, 40], [(1, 0, 1), (1, 0, 0)])
-    hits = [(1, 0, 1, 2), (1,)]
+    hits = [(1, 0, 1, 2), (1, 0, 0, 0)]
     four = replace(
         three,
         tiers=three.tiers | {"remote": TierUse(capacity_pages=9, peak_pages=3, evicted_pages=0, inserted_pages=3)},
-        columns=recorded(three.requests, 4, {"hit_pages": hits, "read_s": [(0, 1, 2), ()]}),
+        columns=recorded(three.requests, 4, {"hit_pages": hits, "read_s": [(0, 1, 2), (nan, nan, nan)]}),
     )
     assert four.tier_names == ("gpu", "cpu", "disk", "remote")
     records = [write(tmp_path / name, outcome) for name, outcome in (("three", three), ("four", four))]

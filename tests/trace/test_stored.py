@@ -19,7 +19,7 @@ from kvsim.core.request import Request, Reset, RetentionRange
 from kvsim.core.requests import fixed, values_of
 from kvsim.errors import UsageError
 from kvsim.plans.plan import Plan
-from kvsim.run import apart, assembly, play
+from kvsim.run import assembly, play, shares
 from kvsim.trace import stored
 from kvsim.trace.auto import Auto
 from kvsim.trace.base import TraceSource, in_order_of_arrival
@@ -135,7 +135,7 @@ def test_processes_that_simulate_engines_apart_read_requests_from_the_file(monke
         given_to.append(requests)
         return assembly.build_graphs(one, requests, pool)
 
-    monkeypatch.setattr(apart, "build_graphs", noted)
+    monkeypatch.setattr(shares, "build_graphs", noted)
     settings = "cluster.engines=2", "routing=round_robin", "tiers.gpu.capacity=100pages", "page_tokens=4"
     known = [replace(one, index=at, arrival_s=float(at)) for at, one in enumerate(conversations(requests=12))]
     found = StoredRequests(known)
