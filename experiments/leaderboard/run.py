@@ -84,8 +84,8 @@ BOARDS = (
     ),
     Board(
         "routing", ("conversation",), ("80GiB",), 6_000, ("cluster.engines=8", "cluster.engines_per_host=4"), (("rate", 2.8),),
-        setting="Eight engines on two hosts, at 0.35 times the recorded rate for each. Without a tier below the GPUs, dynamo chooses "
-        "as kv_aware does.",
+        setting="Eight engines on two hosts, at 0.35 times the recorded rate for each. Without a tier below the GPUs, dynamo "
+        "chooses as kv_aware does.",
     ),
     Board(
         "scheduling", ("conversation",), ("80GiB",), 3_000, (), (("rate", 0.35),),
