@@ -273,9 +273,10 @@ def finding(rows: Rows) -> str:
         "while those behind the hole still count. vLLM and SGLang reuse a prompt up to its first missing page, and pages leave "
         "from its end, as in kvsim: the deep and expensive ones go first, and RandomCompute saves "
         f"{ours['random_compute']:.3f}, {more(rows, AGENTS, gib, 'random_compute', 'lru', OURS):+.1f} points. The paper's own "
-        "test in vLLM needed an attention that fills holes. The conversation trace has 8.6 TiB of distinct pages, so with 1 TiB "
+        "test in vLLM needed an attention that fills holes. The conversation trace has 7.8 TiB of distinct pages, so with 1 TiB "
         "policies still differ, and its oracles are further apart than on the paper's other traces. (kvsim's `belady` may "
-        "decline to insert a page, which `belady_compute` and the authors' oracles may not: with 24 GiB it saves more.)"
+        "decline to insert a page, which `belady_compute` and the authors' oracles may not: with 24 GiB it saves more.) The "
+        "paper's figures are those that two public readings of it quote."
     )
 
 

@@ -145,8 +145,11 @@ def check_names(key: str, node: Any, known: Iterable[str]) -> None:
 def with_key(key: str, message: str, settings: Config) -> str:
     """Prefix a class's error message with the full key of the setting that it is about, and suggest one of the choices in it."""
     message = f"{message}{hint(message)}"
-    about = re.match(r"\w*", message)
-    return join_key(key, message) if about and about[0] in settings else f"{key}: {message}"
+    about = cast(re.Match[str], re.match(r"\w*", message))[0]
+    if about in settings:
+        return join_key(key, message)
+    below = [name for name, section in settings.items() if isinstance(section, dict) and about in section]
+    return join_key(join_key(key, below[0]), message) if len(below) == 1 else f"{key}: {message}"
 
 
 def join_key(key: str, name: str | None) -> str:

@@ -1,16 +1,36 @@
 """What studies of published results count with: other caches, orders, conversations. Each example is small enough to follow."""
 
+import csv
 import json
 import sys
+from argparse import Namespace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 
 from kvsim.trace.base import Trace
-from tests.experiments.test_studies import study
+from tests.experiments.test_studies import EXPERIMENTS, study
 from tests.workloads import make_request, pages_of, wildchat
+
+FILES = ("trace_a", "trace_b", "lmsys", "sharegpt", "swebench")
+"""Published files, which are not in the repository."""
+READ = {int: int, float: lambda text: float(text or "nan"), str: str, bool: "True".__eq__}
+
+
+@pytest.mark.parametrize("name", ["workload_aware", "hybrid_states", "lmetric"])
+def test_a_page_is_what_its_program_writes_of_its_table(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text that was changed on the page alone would be lost when the study is repeated."""
+    module = study(name, monkeypatch)
+    cell, row = ([READ[kind] for kind in get_type_hints(each).values()] for each in (module.Cell, module.Row))
+    rows = {}
+    with (EXPERIMENTS / name / "results.csv").open() as file:
+        for line in list(csv.reader(file))[1:]:
+            values = [read(text) for read, text in zip(cell + row, line, strict=True)]
+            rows[module.Cell(*values[: len(cell)])] = module.Row(*values[len(cell) :])
+    page = "\n".join(module.page(Namespace(limit=module.STUDY.limit, **dict.fromkeys(FILES)), rows)) + "\n"
+    assert page == (EXPERIMENTS / name / "results.md").read_text()
 
 
 def test_the_rule_of_blocks_on_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

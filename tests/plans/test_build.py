@@ -7,6 +7,7 @@ import hydra.utils
 import pytest
 from omegaconf import OmegaConf, open_dict
 
+from kvsim.cli import main
 from kvsim.errors import UsageError
 from kvsim.plans.build import build_run, check_output
 from kvsim.policies.eviction.fifo import FIFO
@@ -228,6 +229,19 @@ def test_what_cannot_work_ends_with_its_key(overrides: list[str], expected: str)
     message = problem(*overrides)
     assert message.startswith(expected)
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("speculation.tokens=-1", "engine.speculation.tokens must be 0 or more, not -1"),
+        ("speculation.acceptance=[1.5]", "engine.speculation.acceptance must be from 0 to 1, not 1.5"),
+        ("lora.max_loras=2", "engine.lora.adapter_bytes must be set with max_loras"),
+    ],
+)
+def test_a_setting_of_a_section_is_named_in_full(setting: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", f"engine.{setting}"]) == 2
+    assert capsys.readouterr().err.startswith(f"kvsim: {expected}")
 
 
 FAULT = "hardware.rank_faults=[{{rank: 1, link: {}, share: 0.1}}]"
