@@ -16,7 +16,7 @@ from kvsim.engine.event_log import CacheLog, EventLog
 from kvsim.engine.layout import ONE_ENGINE
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.recorder import Recorder
-from kvsim.errors import UsageError, WrongResult
+from kvsim.errors import NoEffect, UsageError, WrongResult
 from kvsim.plans.combinations import check_bypass
 from kvsim.plans.plan import Plan, TierPlan
 from kvsim.plans.policy_errors import policies_named
@@ -235,6 +235,8 @@ def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
             raise UsageError(
                 "trace.bigram: only SGLang has keys of token pairs: set trace.bigram=false, rules=sglang or rules=default"
             )
+    if plan.engine.lora.is_on and not any(values_of(requests, "adapter")):
+        raise NoEffect("engine.lora.max_loras", "on a trace without adapters", "set trace.adapters, or take a trace that names them")
     if plan.layout.pairs and has_samples(requests):
         raise UsageError(
             "cluster.prefill: the trace asks for several samples of an answer, and only one can be handed to another engine: "
