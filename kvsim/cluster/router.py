@@ -346,6 +346,11 @@ class Router:
         del self._up[engine]
         self._offered = tuple([known for number, known in self.engines.items() if number in self._up])
 
+    def under_way(self, engine: int) -> int:
+        """Requests sent to an engine that have not ended, whether or not the router has heard of it."""
+        unheard = sum([1 for _, number, _, _, has_ended in self._unheard if number == engine and has_ended])
+        return self.engines[engine].outstanding_requests - unheard
+
     def is_offered(self, engine: int) -> bool:
         """Whether requests may be sent to an engine."""
         return engine in self._up

@@ -165,7 +165,7 @@ class Scaler:
         self._stop_if_empty(number)
 
     def _stop_if_empty(self, number: int) -> None:
-        if not self.router.engines[number].outstanding_requests:
+        if not self.router.under_way(number):
             self.env.process(self._stop(number))
 
     def _stop(self, number: int) -> Any:

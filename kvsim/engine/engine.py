@@ -362,6 +362,7 @@ class Engine(Carried):
     def rest(self) -> None:
         """Make no more steps: the engine, which has nothing to do, is taken away. ``start`` lets it serve again."""
         assert self.is_idle and not self._flight
+        self.schedule.stop(0)
         self.is_up = False
         self._steps = self._awaited = None
 

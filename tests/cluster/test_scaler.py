@@ -17,6 +17,7 @@ from kvsim.engine.outcome import FINISHED
 from kvsim.engine.scaling import Scaling
 from kvsim.policies.autoscaling.base import AutoscalingPolicy, ClusterStatus
 from kvsim.policies.routing.base import EngineStatus, RoutingPolicy
+from kvsim.policies.routing.kv_aware import KVAware
 from kvsim.policies.routing.least_loaded import LeastLoaded
 from kvsim.policies.routing.round_robin import RoundRobin
 from tests.cluster.small_cluster import SmallCluster, small_cluster
@@ -88,6 +89,14 @@ def test_a_draining_engine_ends_what_it_has_and_gets_nothing_else() -> None:
     cluster, _ = scaled(1, scaling={"first": 2})
     assert engines_of(cluster, ask("aaaa"), ask("bbbb", 1.0), ask("cccc", 11.0), ask("dddd", 30.0)) == [0, 1, 0, 0]
     assert changes(cluster) == [(0.0, 2, 0, 0), (10.0, 1, 0, 1), (18.0, 1, 0, 0)]
+
+
+def test_an_engine_stops_when_its_requests_have_ended_though_its_router_hears_of_that_late() -> None:
+    """The router hears of the end of a, at 17 s, only at 24 s: engine 1 is off at 17 s all the same."""
+    routing = KVAware(staleness_s=7.0, late_answers=True)
+    cluster, _ = scaled(1, scaling={"first": 2}, routing=routing)
+    assert engines_of(cluster, ask("aaaa"), ask("bbbb", 1.0), ask("cccc", 11.0), ask("dddd", 30.0)) == [1, 0, 0, 0]
+    assert changes(cluster) == [(0.0, 2, 0, 0), (10.0, 1, 0, 1), (17.0, 1, 0, 0)]
 
 
 def test_an_engine_without_requests_stops_at_once() -> None:

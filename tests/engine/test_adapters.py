@@ -120,6 +120,15 @@ def test_any_requests_end_and_no_step_has_too_many_adapters(some: list[Ask], dat
     assert outcome.adapter_use["uses"] >= len(ran)
 
 
+def test_an_engine_that_is_taken_away_has_no_adapters_when_it_comes_back() -> None:
+    engine = small_engine(gpu=99, hardware=STEP_READS, lora=ONE_PLACE)
+    engine.run(with_adapters([ask("a")], "x"))
+    engine.rest()
+    assert engine.schedule.adapters is not None
+    work = engine.schedule.adapters.use([(request("x"), 1)])
+    assert work is not None and work.loads == 1
+
+
 def test_sessions_with_different_adapters_share_no_pages() -> None:
     plain = load_trace("synthetic", sessions=40).requests
     apart = load_trace("synthetic", sessions=40, adapters=3).requests

@@ -211,7 +211,8 @@ class MeasuredParts(Steps):
             seconds = (1.0 - share) * seconds + share * in_windows_s
         if work.tokens_per_decode == 1:
             return seconds
-        return max(seconds, self._pair_s * work.tokens_per_decode * work.decode_context_tokens)
+        pairs = work.tokens_per_decode * self.model.read_tokens(work.decode_context_tokens, requests)
+        return max(seconds, self._pair_s * pairs)
 
     def _read_tokens(self, work: Work) -> float:
         """Return the tokens of context that take as long to read, without repetitions, as those of the first step."""

@@ -80,3 +80,14 @@ def test_windows_as_long_as_the_context_change_nothing() -> None:
     curves = machine(compute_curves=ComputeCurves(**CURVES))
     seconds = MeasuredParts(ONE_LAYER, curves).leap_s(work, 1)
     assert MeasuredParts(wide, curves).leap_s(work, 1) == pytest.approx(seconds, rel=1e-12)
+
+
+def test_measured_checks_of_drafts_compute_what_is_in_the_windows() -> None:
+    """Ten tokens more of context are read by the layer without a window alone, by each of the five tokens of a step."""
+    slow = machine(compute_curves=ComputeCurves(**CURVES), flops_per_s=1e-3)
+    before, after = [
+        MeasuredParts(MODEL, slow).leap_s(Work(decode_requests=1, decode_context_tokens=tokens, tokens_per_decode=5), 1)
+        for tokens in (1000, 1010)
+    ]
+    more = 5 * 10 * MODEL.decode_attention_flops_per_pair / 4
+    assert after - before == pytest.approx(more / slow.effective_flops_per_s, rel=1e-6)
