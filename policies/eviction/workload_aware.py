@@ -200,7 +200,14 @@ class WorkloadAware(EvictionPolicy):
             while known and known[0][3] != known[0][4].version:
                 heappop(known)
             if not bounds or known and known[0][0] < bounds[0][0]:
-                return heappop(known)[4] if known else None
+                if not known:
+                    return None
+                place = heappop(known)
+                own, head = place[4], place[4].head()
+                if head is not None and head[0] == own.head_used_s and head[1] == place[1]:
+                    return own
+                self._enter(known, own, now)  # its head has left with another victim, as states leave with their pages
+                continue
             place = heappop(bounds)
             if place[3] == place[4].version:
                 self._looked_at.append(place)
