@@ -236,7 +236,9 @@ def check_answers(plan: Plan, requests: Sequence[Request]) -> None:
                 "trace.bigram: only SGLang has keys of token pairs: set trace.bigram=false, rules=sglang or rules=default"
             )
     if plan.engine.lora.is_on and not any(values_of(requests, "adapter")):
-        raise NoEffect("engine.lora.max_loras", "on a trace without adapters", "set trace.adapters, or take a trace that names them")
+        raise NoEffect(
+            "engine.lora.max_loras", "on a trace without adapters", "set trace.adapters, or take a trace that names them"
+        )
     if plan.layout.pairs and has_samples(requests):
         raise UsageError(
             "cluster.prefill: the trace asks for several samples of an answer, and only one can be handed to another engine: "
