@@ -56,6 +56,15 @@ def test_a_run_gives_what_the_command_writes(trace: Trace, command: str, tmp_pat
     assert result.page_hit_rate == written["page_hit_rate"]
 
 
+@pytest.mark.parametrize("name", ["synthetic", "trace=synthetic"])
+def test_a_trace_may_be_named_as_a_choice(name: str) -> None:
+    result = kvsim.replay(name, "trace.sessions=5", "tiers.gpu.capacity=600pages")
+    loaded = kvsim.replay(kvsim.load_trace("synthetic", sessions=5), "tiers.gpu.capacity=600pages")
+    assert result.hit_rate == loaded.hit_rate > 0
+    with pytest.raises(UsageError, match="trace=nothing: there is no such choice"):
+        kvsim.replay("nothing", "tiers.gpu.capacity=600pages")
+
+
 def test_a_policy_may_be_an_object(trace: Trace) -> None:
     named = kvsim.replay(trace, *SMALL, "eviction=slru", "eviction.protected_hits=3", "placement=write_back")
     passed = kvsim.replay(trace, *SMALL, eviction=SegmentedLRU(protected_hits=3), placement=WriteBack())

@@ -13,25 +13,35 @@ from kvsim.plans.build import build_trace
 from kvsim.plans.from_python import OF_THE_TRACE, composed
 from kvsim.plans.plan import Plan
 from kvsim.run.execute import own_folder
+from kvsim.settings.bare_file import is_path
 from kvsim.settings.configuration import compose, quoted
 from kvsim.trace.base import Trace
 from kvsim.trace.memory import as_it_is, source_of
 
 
 def loaded(trace: Trace | str | Path, arguments: Arguments) -> tuple[Trace, Arguments]:
-    """Return the trace, loaded if it is a file, and the arguments that are left of the run's.
+    """Return the trace, loaded if it is a file or a choice of ``trace``, and the arguments that are left of the run's.
 
     A trace that was changed since it was loaded counts as one that the program has made.
     """
     if isinstance(trace, Trace):
         return as_it_is(trace), arguments
     own = [line for line in arguments.overrides if line.partition("=")[0].partition(".")[0] in OF_THE_TRACE]
-    name = [] if any(line.startswith("trace=") for line in own) else ["trace=auto"]
-    origin = (*name, f"trace.path={quoted(trace)}", *(line for line in own if not line.startswith("page_tokens=")))
+    first = [f"trace.path={quoted(trace)}"]
+    if not any(line.startswith("trace=") for line in own):
+        choice = _choice(trace)
+        first = [f"trace={choice}"] if choice else ["trace=auto", *first]
+    origin = (*first, *(line for line in own if not line.startswith("page_tokens=")))
     source, pages = build_trace(compose([*origin, *(line for line in own if line.startswith("page_tokens="))]))
     loaded = source.load(pages)
     loaded.origin = origin
     return loaded, arguments._replace(overrides=[line for line in arguments.overrides if line not in own])
+
+
+def _choice(trace: str | Path) -> str:
+    """Return the choice that a word without a file names, such as "synthetic" or "trace=synthetic"; "" for a file."""
+    word = str(trace).removeprefix("trace=")
+    return "" if isinstance(trace, Path) or is_path(word) or Path(trace).exists() else word
 
 
 def line_of(command: str, trace: Trace, arguments: Arguments) -> str | None:

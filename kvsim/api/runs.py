@@ -67,7 +67,8 @@ def replay(
 ) -> Result:
     """Replay a trace without a clock: ``kvsim replay``.
 
-    ``trace`` may be a file, too; then ``page_tokens`` and settings of the trace, such as ``"trace.limit=1000"``, are given here.
+    ``trace`` may be a file, too, or a choice of the group ``trace`` such as ``"synthetic"``; then ``page_tokens`` and settings of
+    the trace, such as ``"trace.limit=1000"``, are given here.
 
     ``overrides`` are those of the command line, such as ``"tiers.gpu.capacity=6000pages"``, or mappings such as
     ``{"tiers.gpu.capacity": "6000pages"}``. Keyword ``settings`` are the same: ``model="qwen3_32b", seed=1``, or nested,

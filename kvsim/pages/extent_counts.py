@@ -1,7 +1,7 @@
 """How often each page is held, by extents of page ids instead of page by page."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kvsim.pages.extents import Extent
 
@@ -57,6 +57,35 @@ class PageCounts:
                 total += counts[at] * (until - start)
                 start, at = until, at + 1
         return total
+
+    def shares(self, extents: Iterable[Extent]) -> float:
+        """Return the sum of 1 / count over all pages of the extents; each must have a count above 0."""
+        starts, counts, shares = self._starts, self._counts, 0.0
+        for start, pages in extents:
+            at, end = bisect_right(starts, start) - 1, start + pages
+            while start < end:
+                until = min(end, starts[at + 1]) if at + 1 < len(starts) else end
+                shares += (until - start) / counts[at]
+                start, at = until, at + 1
+        return shares
+
+    def last(self, extents: Sequence[Extent]) -> int:
+        """Return the count of the last page of a path, which must have one."""
+        start, pages = extents[-1]
+        return self._counts[bisect_right(self._starts, start + pages - 1) - 1]
+
+    def trailing(self, extents: Sequence[Extent]) -> int:
+        """Return how many pages at the end of a path have the count of its last page, which must exist."""
+        starts, counts, trailing = self._starts, self._counts, 0
+        count = self.last(extents)
+        for start, pages in reversed(extents):
+            at = bisect_right(starts, start + pages - 1) - 1
+            while counts[at] == count and starts[at] > start:
+                at -= 1
+            if counts[at] != count:
+                return trailing + max(0, start + pages - starts[at + 1]) if at + 1 < len(starts) else trailing
+            trailing += pages
+        return trailing
 
     def counted(self) -> list[tuple[int, int, int]]:
         """Return all pages with a count above 0, ascending, as (first id, pages, count)."""

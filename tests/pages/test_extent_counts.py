@@ -1,7 +1,7 @@
 """Counts of pages by extents, against a dictionary of pages."""
 
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from random import Random
 
 import pytest
@@ -61,6 +61,11 @@ def test_random_paths_against_a_dictionary(seed: int) -> None:
     for _ in range(200):
         extents = [(random.randrange(60), random.randint(1, 12)) for _ in range(random.randint(1, 3))]
         assert counts.leading(extents) == leading(extents, counted)
+        of_pages = [counted[page] for page in pages_of(extents)]
+        assert counts.last(extents) == of_pages[-1]
+        assert counts.trailing(extents) == len(list(takewhile(of_pages[-1].__eq__, reversed(of_pages))))
+        if all(of_pages):
+            assert counts.shares(extents) == pytest.approx(sum(1 / count for count in of_pages))
         before = +counted
         if held and random.random() < 0.5:
             gone = held.pop(random.randrange(len(held)))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 
 @dataclass(eq=False)
@@ -65,6 +66,14 @@ class SlowQueue:
 
     def dfs_weight(self) -> None:
         self.jobs = self.branch("", self.jobs)
+
+    def prism(self) -> None:
+        def share(job: SlowJob) -> Fraction:
+            ends = range(self.cached_pages(job) + 1, len(job.word) + 1)
+            asking = [sum(common(other.word, job.word) >= end for other in self.jobs) for end in ends]
+            return sum([Fraction(self.page_tokens, count) for count in asking], Fraction(job.generated))
+
+        self.jobs = sorted(self.jobs, key=share)
 
     def branch(self, prefix: str, jobs: Sequence[SlowJob]) -> list[SlowJob]:
         """The jobs whose cached prefix begins with ``prefix``, in order."""
