@@ -1,4 +1,4 @@
-"""PRISM's order and eviction. Prompts are words: a page of 16 tokens for each letter in queues, of 4 tokens and 4 s on engines."""
+"""PRISM's order and eviction. Prompts are words: a page of 16 tokens a letter in queues, of 4 tokens and 4 s on engines."""
 
 from collections import Counter
 from random import Random
