@@ -11,6 +11,7 @@ from kvsim.emulation.settings import ServeSettings
 from kvsim.errors import UsageError
 from kvsim.pages.extents import count_pages
 from tests.servers.emulated import plan_of
+from tests.waiting import LONG_S
 
 OVERRIDES = ("preset=vllm", "tiers.gpu.capacity=100pages")
 
@@ -25,7 +26,7 @@ async def served_of(*prompts: list[int], speed: float = 1000.0) -> list[Served]:
         all_served.append(served)
         while not served.is_ended:
             served.news.clear()
-            await asyncio.wait_for(served.news.wait(), 10)
+            await asyncio.wait_for(served.news.wait(), LONG_S)
     assert emulator.unfinished == 0
     assert emulator.served == {}
     clock.cancel()
