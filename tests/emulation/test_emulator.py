@@ -52,6 +52,27 @@ def test_a_request_that_can_never_run_is_rejected() -> None:
     assert served.is_rejected and served.generated == 0 and served.cached_tokens == ()
 
 
+@pytest.mark.parametrize("turns", range(8))
+def test_its_time_ends_whenever_it_is_cancelled(turns: int) -> None:
+    """While it waits for an event, when a request has just woken it, and at each turn of the loop after that."""
+
+    async def is_ended() -> bool:
+        emulator = Emulator(plan_of(OVERRIDES), 1e-6)
+        clock = asyncio.create_task(emulator.run())
+        for _ in range(10):
+            emulator.submit(list(range(40)), 20)
+            await asyncio.sleep(0)
+        emulator.submit(list(range(40)), 20)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        clock.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return clock.cancelled()
+
+    assert asyncio.run(is_ended())
+
+
 def test_pages_are_dropped_only_while_no_request_runs() -> None:
     async def emptied() -> list[bool]:
         emulator = Emulator(plan_of(OVERRIDES), 0.001)
