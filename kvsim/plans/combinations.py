@@ -282,7 +282,8 @@ def _check_memory(plan: Plan, command: str) -> None:
     pages, states = plan.tiers[0].capacity_pages, plan.states[0] if plan.states else 0
     if command in ("simulate", "validate"):
         kv_bytes = (pages or 0) * plan.page_bytes
-        check_fits(plan.model, plan.hardware, kv_bytes, (states or 0) * plan.model.state_bytes)
+        adapters_bytes = plan.engine.lora.all_bytes
+        check_fits(plan.model, plan.hardware, kv_bytes, (states or 0) * plan.model.state_bytes, adapters_bytes)
 
 
 def _check_ranks(plan: Plan, keys: set[str]) -> None:
