@@ -34,6 +34,7 @@ def autoscaling_context(plan: Plan, engines: int) -> AutoscalingContext:
 
     return AutoscalingContext(
         engines=engines,
+        least_engines=plan.cluster.min_engines,
         kv_tokens=None if pages is None else pages * plan.page_tokens,
         taken_tokens=lambda tokens: plan.rules.taken_tokens(model, tokens),
         max_batch_tokens=engine.max_batch_tokens,

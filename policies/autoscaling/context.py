@@ -12,6 +12,8 @@ class AutoscalingContext:
 
     engines: int = 1
     """Most engines."""
+    least_engines: int = 0
+    """Fewest engines."""
     kv_tokens: int | None = None
     """Tokens that the GPU tier of an engine holds; None if unlimited."""
     taken_tokens: Callable[[float], float] | None = None

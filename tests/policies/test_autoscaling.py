@@ -269,3 +269,15 @@ def test_engines_are_those_of_the_last_step(now: float, engines: int) -> None:
 def test_a_plan_that_cannot_be_is_refused(steps: list[Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ScheduledEngines(steps=steps, period_s=100.0)
+
+
+@pytest.mark.parametrize(("engines", "is_refused"), [(0, True), (1, False), (4, False), (5, True)])
+def test_more_or_fewer_engines_than_the_cluster_has_are_refused(engines: int, is_refused: bool) -> None:
+    policy = ScheduledEngines(steps=[[0, 2], [10.5, engines]], period_s=100.0)
+    context = AutoscalingContext(engines=4, least_engines=1)
+    if not is_refused:
+        policy.bind(context)
+        return
+    message = f"has {engines} engines in steps, from 10.5 s on, which is not between cluster.min_engines=1 and cluster.engines=4"
+    with pytest.raises(ValueError, match=message):
+        policy.bind(context)
