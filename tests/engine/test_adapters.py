@@ -168,7 +168,7 @@ def test_lines_name_adapters(tmp_path: Path) -> None:
         (["engine.lora.max_loras=2", "engine.lora.adapter_bytes=9", "rules=sglang"], "the schedule of SGLang's own rules"),
         (
             ["engine.lora.max_loras=2", "engine.lora.adapter_bytes=9", "cluster.prefill=1", "cluster.decode=1"],
-            "where prefill and decode are apart",
+            "with prefill and decode apart",
         ),
         (["engine.lora.max_loras=2", "engine.lora.adapter_bytes=9"], "has no effect on a trace without adapters"),
         (["engine.lora.max_loras=200", "engine.lora.adapter_bytes=1GiB", "tiers.gpu.capacity=auto"], "200.0 GiB of adapters"),

@@ -193,6 +193,7 @@ FEW = ("simulate", "trace.sessions=4", "trace.limit=20")
         (["engine.speculation.tokens=2", "hardware.gpus=2", "hardware.pipeline_parallel=2"], "several stages"),
         (["engine.speculation.tokens=2", "rules=sglang"], "the schedule of SGLang's own rules"),
         (["engine.speculation.tokens=2", "substrate=hardware", "model=tiny"], "substrate=hardware, whose model has no draft"),
+        (["engine.speculation.tokens=2", "rules=vllm_window", "model=gemma3_27b"], "the sliding windows of vLLM's rules"),
         (["engine.speculation.tokens=two"], "engine.speculation.tokens"),
         (["engine.speculation.token=2"], "engine.speculation.token"),
     ],
@@ -203,6 +204,12 @@ def test_what_cannot_be_simulated_is_refused(
     assert main([*FEW, *overrides, f"output={tmp_path / 'out'}"]) == 2
     error = capsys.readouterr().err
     assert message in error and len(error.splitlines()) == 1
+
+
+def test_windows_that_the_rules_do_not_use_are_no_obstacle(tmp_path: Path) -> None:
+    words = ["engine.speculation.tokens=2", "rules=lightllm", "model=gemma3_27b", "hardware.gpus=2"]
+    assert main([*FEW, *words, f"output={tmp_path / 'out'}"]) == 0
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["speculation"]["steps"] > 0
 
 
 def test_results_tell_what_drafts_have_come_to(tmp_path: Path) -> None:
