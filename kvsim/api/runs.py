@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, cast
 
-from kvsim.api.given import loaded
+from kvsim.api.given import listed, loaded
 from kvsim.errors import UsageError
 from kvsim.files.locking import Lock
 from kvsim.numbers import Whole, refusal
@@ -128,6 +128,9 @@ def sweep(
     bar. Raises UsageError.
     """
     refuse_without_guard()
+    if not isinstance(cast(object, settings), Mapping) or not settings:
+        example = '{"eviction": ["lru", "lfu"]}'
+        raise UsageError(f"kvsim.sweep: settings must map keys to values, such as {example}, not be {settings!r}")
     trace, given = loaded(trace, arguments_of(overrides, fixed))
     if command not in SWEPT:
         raise UsageError(f"kvsim.sweep: command must be one of {', '.join(SWEPT)}, not {command!r}")
@@ -170,8 +173,7 @@ def curve(
     """
     trace, arguments = loaded(trace, arguments_of(overrides, settings))
     plan = plan_for("curve", trace, arguments)
-    sizes = None if capacities is None else list(capacities)
-    node = {"capacities": sizes, "policies": list(policies), "fraction": fraction}
+    node = {"capacities": listed(capacities), "policies": listed(policies) or [], "fraction": fraction}
     return draw(plan, construct(CurveSettings, node, "curve"), trace, watch=lambda _: nullcontext(advance)).curve
 
 

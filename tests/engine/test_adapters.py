@@ -17,6 +17,7 @@ from kvsim.engine.adapters import AdapterSettings, AdapterSlots, AdapterWork
 from kvsim.engine.substrate import Work
 from kvsim.engine.watch import EngineWatch
 from kvsim.hardware.spec import HardwareSpec
+from kvsim.results.formulas import adapter_use
 from kvsim.substrate.simulated.adapter_steps import AdapterSteps
 from kvsim.substrate.simulated.compute import Roofline
 from tests.engine.drawn import SETTINGS, asks
@@ -118,6 +119,25 @@ def test_any_requests_end_and_no_step_has_too_many_adapters(some: list[Ask], dat
     assert outcome.adapter_use["loads"] <= outcome.adapter_use["uses"]
     ran = [one for one in outcome.requests if one.adapter and not outcome.status[one.index] and one.output_tokens]
     assert outcome.adapter_use["uses"] >= len(ran)
+
+
+def test_an_adapter_that_leaves_between_chunks_is_copied_again() -> None:
+    """Two places. The request of x computes nothing in the steps of y and z, which run one after another beside it."""
+    slots = AdapterSlots(AdapterSettings(max_loras=2, adapter_bytes=1))
+    waits, others = request("x"), [request("y"), request("z")]
+    slots.begin_round([])
+    slots.admitted(waits)
+    slots.use([(waits, 1)])
+    for other in others:
+        slots.begin_round([waits])
+        assert slots.takes(other)
+        slots.admitted(other)
+        slots.use([(other, 1)])
+    slots.use([(waits, 1)])
+    assert slots.counts() == {"uses": 3, "loads": 4}
+    assert adapter_use(slots.counts()) == {"uses": 3, "loads": 4, "hit_rate": 0.0}
+    assert adapter_use({"uses": 4, "loads": 1}) == {"uses": 4, "loads": 1, "hit_rate": 0.75}
+    assert adapter_use({"uses": 0, "loads": 0}) is None
 
 
 def test_an_engine_that_is_taken_away_has_no_adapters_when_it_comes_back() -> None:

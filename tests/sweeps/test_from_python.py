@@ -213,3 +213,9 @@ def test_a_table_is_made_by_what_is_installed(monkeypatch: pytest.MonkeyPatch) -
     table = frames.frame(columns)
     assert isinstance(table, np.ndarray) and table["status"].tolist() == ["finished", "rejected"]
     assert np.isnan(table["engine"][0]) and table["engine"][1] == 3
+
+
+@pytest.mark.parametrize("settings", ["eviction=lru", ["eviction"], {}, None, 3])
+def test_what_maps_no_keys_to_values_is_refused(settings: Any, trace: Trace) -> None:
+    with pytest.raises(UsageError, match=r"^kvsim\.sweep: settings must map keys to values, such as .*, not be "):
+        kvsim.sweep(trace, settings)
