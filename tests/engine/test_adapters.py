@@ -202,7 +202,7 @@ def test_what_cannot_be_is_refused(
     assert message in error and len(error.splitlines()) == 1
 
 
-def test_places_for_adapters_take_room_from_kv(tmp_path: Path) -> None:
+def test_places_for_adapters_take_room_from_kv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for number, more in enumerate(([], ["engine.lora.max_loras=8", "engine.lora.adapter_bytes=1GiB"])):
         folder = tmp_path / str(number)
@@ -213,4 +213,6 @@ def test_places_for_adapters_take_room_from_kv(tmp_path: Path) -> None:
     assert plain["kv_bytes"] - costly["kv_bytes"] == costly["adapters_bytes"] == 8 * 2**30 and "adapters_bytes" not in plain
     assert found[1]["lora"]["loads"] == 3 and found[1]["lora"]["hit_rate"] == 1 - 3 / found[1]["lora"]["uses"]
     assert "lora" not in found[0] and found[0]["ttft_s"]["mean"] < found[1]["ttft_s"]["mean"]
+    told = f"3 copies to the GPU for {found[1]['lora']['uses']} requests with one: "
+    assert " ".join(capsys.readouterr().out.split()).count(told) == 1
     assert np.isclose(found[0]["hit_rate"], found[1]["hit_rate"], atol=0.02)

@@ -212,7 +212,7 @@ def test_windows_that_the_rules_do_not_use_are_no_obstacle(tmp_path: Path) -> No
     assert json.loads((tmp_path / "out" / "result.json").read_text())["speculation"]["steps"] > 0
 
 
-def test_results_tell_what_drafts_have_come_to(tmp_path: Path) -> None:
+def test_results_tell_what_drafts_have_come_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for number, more in enumerate(([], ["engine.speculation.draft_cost=0.2"], ["engine.speculation.tokens=0"])):
         folder = tmp_path / str(number)
@@ -225,3 +225,6 @@ def test_results_tell_what_drafts_have_come_to(tmp_path: Path) -> None:
     assert counts["acceptance_rate"] == counts["accepted_tokens"] / counts["draft_tokens"]
     assert counts["tokens_per_step"] == counts["tokens"] / counts["steps"] > 2
     assert found[0]["tpot_s"]["mean"] < found[1]["tpot_s"]["mean"]
+    told = f"{counts['tokens_per_step']:.2f} tokens of an answer a step; {100 * counts['acceptance_rate']:.2f}% of "
+    shown = " ".join(capsys.readouterr().out.split())
+    assert told in shown and told in (tmp_path / "0" / "report.html").read_text()
