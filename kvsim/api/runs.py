@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any, cast
 
-from kvsim.api.given import listed, loaded
+from kvsim.api.given import folder_for, listed, loaded
 from kvsim.errors import UsageError
 from kvsim.files.locking import Lock
 from kvsim.numbers import Whole, refusal
@@ -140,9 +139,8 @@ def sweep(
         raise UsageError(refusal("kvsim.sweep: workers", Whole(1), workers))
     plan = SweepPlan(command=command, trace=trace, settings=values_of(settings), fixed=given)
     logger = plan.check()
-    folder = Path(mkdtemp(prefix="kvsim-sweep-")) if output is None else Path(output)
     watch = progress(len(plan.jobs), "sweep", unit="jobs") if advance is None else nullcontext(advance)
-    with Lock(folder):
+    with folder_for("sweep", output is None) as temporary, Lock(folder := temporary or Path(output or ".")):
         with watch as report, closing(LivePage(folder, len(plan.jobs) - len(plan.planned.refused))) as live:
             failures = run_sweep(plan, folder, workers, report if output is None else live.after(report))
             runs = read_runs([folder], damaged_fail=True)
