@@ -142,10 +142,11 @@ def sweep(
     watch = progress(len(plan.jobs), "sweep", unit="jobs") if advance is None else nullcontext(advance)
     with folder_for("sweep", output is None) as temporary, Lock(folder := temporary or Path(output or ".")):
         with watch as report, closing(LivePage(folder, len(plan.jobs) - len(plan.planned.refused))) as live:
-            failures = run_sweep(plan, folder, workers, report if output is None else live.after(report))
+            ended = run_sweep(plan, folder, workers, report if output is None else live.after(report))
             runs = read_runs([folder], damaged_fail=True)
             live.finish(runs)
         logger.log_sweep(folder, runs)
+        failures = {one.name: one.failure for one in ended.values()}
         swept = Sweep(folder, failures, is_temporary=output is None)
     if not swept.runs:
         name, error = next(iter(swept.errors.items()))

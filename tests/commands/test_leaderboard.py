@@ -194,6 +194,20 @@ def test_what_is_named_twice_plays_once(tmp_path: Path) -> None:
     assert len(record["cells"]) == 4
 
 
+def test_a_folder_with_runs_of_another_leaderboard_changes_nothing(tmp_path: Path) -> None:
+    """Their folders have numbers that jobs of the second one have, too, and some of their runs stand for jobs of it."""
+    board(tmp_path / "used", "leaderboard.policies=[fifo,slru]", "leaderboard.capacities=[5000,9000]")
+    words = ["leaderboard.policies=[arc,fifo]", "leaderboard.capacities=[9000]"]
+    used, fresh = board(tmp_path / "used", *words), board(tmp_path / "fresh", *words)
+    names = ("policy", "capacity", "value", "gain", "noise", "most", "headroom")
+    assert [[cell[name] for name in names] for cell in used["cells"]] == [
+        [cell[name] for name in names] for cell in fresh["cells"]
+    ]
+    for cell in used["cells"]:
+        result = json.loads((tmp_path / "used" / cell["folder"] / "result.json").read_text())
+        assert result["choices"]["eviction"] == cell["policy"]
+
+
 @pytest.mark.parametrize(
     ("capacities", "twice"),
     [("[5%,5.0%]", "'5.0%'"), ("[5000,5000pages]", "'5000pages'"), ("[1GiB,2GiB,1GiB]", "'1GiB'"), ("[70,70]", "70")],
