@@ -87,6 +87,12 @@ def test_a_run_can_be_written(trace: Trace, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "requests.csv.gz").exists() and (tmp_path / "run" / "report.html").exists()
 
 
+def test_a_curve_takes_a_single_capacity_and_policy(trace: Trace) -> None:
+    one: Any = kvsim.curve(trace, capacities="5000pages", policies="fifo")  # type: ignore[arg-type]
+    several = kvsim.curve(trace, capacities=["5000pages"], policies=["fifo"])
+    assert one == several
+
+
 def test_a_curve_is_drawn_from_python(trace: Trace) -> None:
     drawn = kvsim.curve(trace, capacities=[2000, "64000tokens"], policies=["fifo"])
     assert [(point.policy, point.capacity_pages) for point in drawn.points] == [

@@ -23,7 +23,7 @@ from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 from measure import RunFailed, run_process
-from results import machine
+from results import machine, read_rows, write_rows
 
 HERE = Path(__file__).resolve().parent
 ENGINES = (10, 1000, 10_000)
@@ -160,10 +160,6 @@ def in_process(options: Namespace, routing: str, engines: int) -> Cost:
     return Cost(**json.loads(printed.strip().splitlines()[-1]))
 
 
-def read(path: Path) -> list[Cost]:
-    return [Cost(**one) for one in json.loads(path.read_text())] if path.exists() else []
-
-
 def table(costs: list[Cost]) -> list[str]:
     """The rows of all runs, by label, build and number of requests."""
     lines = ["# Many engines", "", *__doc__.strip().splitlines()[:-3]]
@@ -214,8 +210,7 @@ def draw(path: Path, costs: list[Cost]) -> None:
 def write(folder: Path, some: list[Cost]) -> None:
     """Write all runs, their table and their picture."""
     costs = sorted(some, key=lambda one: (one.label, one.build, one.key[-1], ROUTING.index(one.routing), one.engines))
-    (folder / "engines.json").write_text(json.dumps([asdict(one) for one in costs], indent=1) + "\n")
-    (folder / "engines.md").write_text("\n".join(table(costs)) + "\n")
+    write_rows(folder / "engines.json", costs, table(costs))
     draw(folder / "engines.html", costs)
 
 
@@ -253,7 +248,7 @@ def main() -> int:
     except RunFailed as reason:
         print(reason)
         return 1
-    kept = {one.key: one for one in [*read(options.output / "engines.json"), *new]}
+    kept = {one.key: one for one in [*read_rows(options.output / "engines.json", Cost), *new]}
     write(options.output, list(kept.values()))
     wrong = failed(new, options.label)
     print(f"Failed: {'; '.join(wrong)}" if wrong else "Every claim holds.")

@@ -9,7 +9,6 @@ quiet, most of all what is measured with a clock on the wall. Exits with 1 if a 
     python experiments/speed/everything.py --only engines workers
 """
 
-import json
 import os
 import resource
 import signal
@@ -17,11 +16,11 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
 
-from results import machine
+from results import machine, read_rows, write_rows
 
 from kvsim.installation import build_name
 
@@ -160,11 +159,9 @@ def main() -> int:
     folder = options.output or HERE
     path = folder / "everything.json"
     new = [measure(name, options) for name in options.only]
-    old = [Ran(**one) for one in json.loads(path.read_text())] if path.exists() else []
-    kept = {(one.part, one.build): one for one in [*old, *new]}
+    kept = {(one.part, one.build): one for one in [*read_rows(path, Ran), *new]}
     rows = sorted(kept.values(), key=lambda one: (list(PARTS).index(one.part), one.build))
-    path.write_text(json.dumps([asdict(one) for one in rows], indent=1) + "\n")
-    path.with_suffix(".md").write_text("\n".join(table(rows)) + "\n")
+    write_rows(path, rows, table(rows))
     wrong = [one.part for one in new if one.exit_code]
     print(f"Failed: {', '.join(wrong)}" if wrong else "Every claim of every part holds.")
     return 1 if wrong else 0

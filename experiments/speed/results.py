@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+T = TypeVar("T")
 ABOUT = (
     "# Speed",
     "",
@@ -90,6 +91,17 @@ def _row(kept: dict[str, Any]) -> Row:
 def write_results(path: Path, results: Results) -> None:
     plain = {build: {title: asdict(section) for title, section in sections.items()} for build, sections in results.items()}
     path.write_text(json.dumps(plain, indent=1) + "\n")
+
+
+def read_rows(path: Path, kind: type[T]) -> list[T]:
+    """Return the rows of earlier runs; none without a file."""
+    return [kind(**one) for one in json.loads(path.read_text())] if path.exists() else []
+
+
+def write_rows(path: Path, rows: Sequence[Any], lines: Sequence[str]) -> None:
+    """Write rows, which are dataclasses, as JSON, and the lines of their table as Markdown beside that."""
+    path.write_text(json.dumps([asdict(one) for one in rows], indent=1) + "\n")
+    path.with_suffix(".md").write_text("\n".join(lines) + "\n")
 
 
 def write_table(path: Path, results: Results, titles: Iterable[str], about: Sequence[str] = ABOUT) -> None:

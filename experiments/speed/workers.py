@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from measure import RunFailed, run_process
-from results import machine
+from results import machine, read_rows, write_rows
 
 HERE = Path(__file__).resolve().parent
 CONVERSATION = HERE.parents[2] / "shared" / "traces" / "mooncake_conversation_trace.jsonl.gz"
@@ -257,10 +257,8 @@ def main() -> int:
         print(reason)
         return 1
     path = options.output / "workers.json"
-    old = [Cost(**one) for one in json.loads(path.read_text())] if path.exists() else []
-    costs = sorted({one.key: one for one in [*old, *new]}.values(), key=lambda one: one.key)
-    path.write_text(json.dumps([asdict(one) for one in costs], indent=1) + "\n")
-    path.with_suffix(".md").write_text("\n".join(table(costs)) + "\n")
+    costs = sorted({one.key: one for one in [*read_rows(path, Cost), *new]}.values(), key=lambda one: one.key)
+    write_rows(path, costs, table(costs))
     wrong = failed(new)
     print(f"Failed: {'; '.join(wrong)}" if wrong else "Every claim holds.")
     return 1 if wrong else 0

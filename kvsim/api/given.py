@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 from kvsim.plans.arguments import Arguments
 from kvsim.plans.build import build_trace
@@ -71,3 +72,8 @@ def folder_for(command: str, is_temporary: bool) -> Iterator[Path | None]:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def listed(values: Any) -> list[Any] | None:
+    """Return values as a list; a single one counts as a list of it."""
+    return [values] if isinstance(values, int | float | str) else None if values is None else list(values)

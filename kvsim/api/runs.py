@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
-from tempfile import mkdtemp
-from typing import Any
+from typing import Any, cast
 
-from kvsim.api.given import loaded
+from kvsim.api.given import folder_for, listed, loaded
 from kvsim.errors import UsageError
 from kvsim.files.locking import Lock
 from kvsim.numbers import Whole, refusal
@@ -129,6 +128,9 @@ def sweep(
     bar. Raises UsageError.
     """
     refuse_without_guard()
+    if not isinstance(cast(object, settings), Mapping) or not settings:
+        example = '{"eviction": ["lru", "lfu"]}'
+        raise UsageError(f"kvsim.sweep: settings must map keys to values, such as {example}, not be {settings!r}")
     trace, given = loaded(trace, arguments_of(overrides, fixed))
     if command not in SWEPT:
         raise UsageError(f"kvsim.sweep: command must be one of {', '.join(SWEPT)}, not {command!r}")
@@ -138,14 +140,14 @@ def sweep(
         raise UsageError(refusal("kvsim.sweep: workers", Whole(1), workers))
     plan = SweepPlan(command=command, trace=trace, settings=values_of(settings), fixed=given)
     logger = plan.check()
-    folder = Path(mkdtemp(prefix="kvsim-sweep-")) if output is None else Path(output)
     watch = progress(len(plan.jobs), "sweep", unit="jobs") if advance is None else nullcontext(advance)
-    with Lock(folder):
+    with folder_for("sweep", output is None) as temporary, Lock(folder := temporary or Path(output or ".")):
         with watch as report, closing(LivePage(folder, len(plan.jobs) - len(plan.planned.refused))) as live:
-            failures = run_sweep(plan, folder, workers, report if output is None else live.after(report))
+            ended = run_sweep(plan, folder, workers, report if output is None else live.after(report))
             runs = read_runs([folder], damaged_fail=True)
             live.finish(runs)
         logger.log_sweep(folder, runs)
+        failures = {one.name: one.failure for one in ended.values()}
         swept = Sweep(folder, failures, is_temporary=output is None)
     if not swept.runs:
         name, error = next(iter(swept.errors.items()))
@@ -171,8 +173,7 @@ def curve(
     """
     trace, arguments = loaded(trace, arguments_of(overrides, settings))
     plan = plan_for("curve", trace, arguments)
-    sizes = None if capacities is None else list(capacities)
-    node = {"capacities": sizes, "policies": list(policies), "fraction": fraction}
+    node = {"capacities": listed(capacities), "policies": listed(policies) or [], "fraction": fraction}
     return draw(plan, construct(CurveSettings, node, "curve"), trace, watch=lambda _: nullcontext(advance)).curve
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from kvsim.api.given import folder_for, in_folder, line_of, loaded
+from kvsim.api.given import folder_for, in_folder, line_of, listed, loaded
 from kvsim.errors import UsageError
 from kvsim.plans.arguments import Arguments, Overrides, arguments_of
 from kvsim.plans.build import AGAINST_SERVER
@@ -165,19 +165,14 @@ def leaderboard(
     return Leaderboard(record, folder, is_temporary=temporary is not None)
 
 
-def _listed(values: Any) -> list[Any] | None:
-    """Return values as a list; a single one counts as a list of it."""
-    return [values] if isinstance(values, int | float | str) else None if values is None else list(values)
-
-
 def _leaderboard_settings(
     family: str, policies: Sequence[str] | None, capacities: Sequence[int | str] | None, measure: str | None, workers: int
 ) -> LeaderboardSettings:
     try:
         return LeaderboardSettings(
             family=family,
-            policies=_listed(policies),
-            capacities=_listed(capacities),
+            policies=listed(policies),
+            capacities=listed(capacities),
             measure=measure,
             workers=workers,
         )

@@ -155,6 +155,10 @@ class Rules:
         """Return the bytes of a slot of the GPU tier: by default, those of a page of all layers."""
         return model.page_bytes(page_tokens)
 
+    def taken_tokens(self, model: ModelSpec, tokens: float) -> float:
+        """Return the tokens that the GPU tier's slots for a decoding request hold that has so many: by default, as many."""
+        return tokens
+
     def check_model(self, model: ModelSpec) -> None:
         """Raise ValueError if the rules, which apply, do not support a model."""
 

@@ -142,7 +142,8 @@ class Emulator:
             next_s = self.cluster.env.peek()
             wait_s = None if next_s == inf else max(0.0, next_s - self._now_s()) / self.speed
             try:
-                await asyncio.wait_for(self._woken.wait(), wait_s)
+                async with asyncio.timeout(wait_s):  # wait_for may lose a cancellation before Python 3.12
+                    await self._woken.wait()
             except TimeoutError:
                 self.catch_up()
 

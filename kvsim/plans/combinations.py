@@ -7,6 +7,7 @@ from kvsim.errors import NoEffect, UsageError
 from kvsim.hardware.tier_kinds import FILE, REMOTE, TIER_KINDS, kind_of
 from kvsim.plans.apart import check_apart
 from kvsim.plans.capacity import check_numbered
+from kvsim.plans.engine_extras import check_extras
 from kvsim.plans.gpu_memory import check_fits
 from kvsim.plans.parallel import SHARES_MEMORY, check_parallel
 from kvsim.plans.plan import Plan
@@ -68,8 +69,7 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
     _check_sample(plan, keys)
     _check_own_cache(plan, command, keys)
     _check_schedule(plan, command, keys)
-    _check_speculation(plan, keys)
-    _check_adapters(plan, keys)
+    check_extras(plan, keys)
     _check_cluster(plan, keys)
     if not plan.model.is_hybrid and not isinstance(plan.checkpoint, NoCheckpoint):
         raise NoEffect("checkpoint", "on a model without recurrent layers, which has no state to save", "set checkpoint=none")
@@ -151,41 +151,6 @@ def _check_schedule(plan: Plan, command: str, keys: set[str]) -> None:
             plan.rules.check_schedule(policy, plan.page_tokens, plan.engine.max_batch_tokens)
         except ValueError as error:
             raise UsageError(str(error)) from error
-
-
-def _check_speculation(plan: Plan, keys: set[str]) -> None:
-    """Raise UsageError for drafts where their steps are not known, and for their settings without any."""
-    if not plan.engine.speculation.is_on:
-        for name in ("acceptance", "draft_cost", "seed"):
-            if key := given(keys, f"engine.speculation.{name}"):
-                raise NoEffect(key, "without a draft", "set engine.speculation.tokens")
-        return
-    for problem, is_there in (
-        ("recurrent layers, whose states would have to go back", plan.model.is_hybrid),
-        (f"the schedule of {plan.rules.engine}'s own rules", plan.rules.scheduler() is not None),
-        (f"the sliding windows of {plan.rules.engine}'s rules", bool(plan.rules.engine and plan.model.sliding_window_layers)),
-        ("several stages (hardware.pipeline_parallel)", plan.hardware.pipeline_parallel > 1),
-        ("substrate=hardware, whose model has no draft", plan.substrate == "hardware"),
-    ):
-        if is_there:
-            raise UsageError(f"engine.speculation: drafts are not simulated with {problem}: set engine.speculation.tokens=0")
-
-
-def _check_adapters(plan: Plan, keys: set[str]) -> None:
-    """Raise UsageError for the cost of adapters where it is not known, and for its settings without any."""
-    if not plan.engine.lora.is_on:
-        for name in ("adapter_bytes", "step_overhead_s"):
-            if key := given(keys, f"engine.lora.{name}"):
-                raise NoEffect(key, "without places for adapters", "set engine.lora.max_loras")
-        return
-    for problem, is_there in (
-        ("where prefill and decode are apart", plan.layout.pairs),
-        (f"with the schedule of {plan.rules.engine}'s own rules", plan.rules.scheduler() is not None),
-        ("with several stages (hardware.pipeline_parallel)", plan.hardware.pipeline_parallel > 1),
-        ("with substrate=hardware", plan.substrate == "hardware"),
-    ):
-        if is_there:
-            raise UsageError(f"engine.lora: adapters are not simulated {problem}: set engine.lora.max_loras=0")
 
 
 def _check_cluster(plan: Plan, keys: set[str]) -> None:
@@ -282,7 +247,8 @@ def _check_memory(plan: Plan, command: str) -> None:
     pages, states = plan.tiers[0].capacity_pages, plan.states[0] if plan.states else 0
     if command in ("simulate", "validate"):
         kv_bytes = (pages or 0) * plan.page_bytes
-        check_fits(plan.model, plan.hardware, kv_bytes, (states or 0) * plan.model.state_bytes)
+        adapters_bytes = plan.engine.lora.all_bytes
+        check_fits(plan.model, plan.hardware, kv_bytes, (states or 0) * plan.model.state_bytes, adapters_bytes)
 
 
 def _check_ranks(plan: Plan, keys: set[str]) -> None:

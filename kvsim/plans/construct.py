@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
-from typing import Any, TypeVar, cast
+from types import UnionType
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import hydra.utils
 from omegaconf import OmegaConf
@@ -121,6 +122,7 @@ def _convert(cls: type, given: Config, key: str) -> Config:
 @lru_cache(maxsize=256)
 def _converted(cls: type, text: str, key: str) -> Config:
     given = json.loads(text)
+    _check_shapes(cls, given, key)
     merged = OmegaConf.merge(OmegaConf.structured(cls), given)
     for name in sorted(OmegaConf.missing_keys(merged)):
         raise UsageError(f"{join_key(key, name)} is missing: set {join_key(key, name)}=...")
@@ -129,6 +131,30 @@ def _converted(cls: type, text: str, key: str) -> Config:
         for name, value in merged.items()
         if name in given
     }
+
+
+def _check_shapes(cls: type, given: Config, key: str) -> None:
+    """Raise UsageError for what is no list, or no mapping, where the class has one."""
+    types = get_type_hints(cls)
+    for name, value in given.items():
+        if value is not None and name in types:
+            _check_shape(types[name], value, join_key(key, name))
+
+
+def _check_shape(kind: Any, value: Any, key: str) -> None:
+    if get_origin(kind) in (Union, UnionType):
+        kind = next((one for one in get_args(kind) if one is not type(None)), kind)
+    if is_dataclass(kind):
+        if not isinstance(value, dict):
+            raise UsageError(f"{key} must be a mapping of settings, {{name: value, ...}}, not {value!r}")
+        _check_shapes(cast(type, kind), value, key)
+    elif get_origin(kind) is dict and not isinstance(value, dict):
+        raise UsageError(f"{key} must be a mapping, {{name: value, ...}}, not {value!r}")
+    elif get_origin(kind) is list:
+        if not isinstance(value, list):
+            raise UsageError(f"{key} must be a list, [...], not {value!r}")
+        for at, item in enumerate(value):
+            _check_shape(get_args(kind)[0], item, f"{key}[{at}]")
 
 
 def check_names(key: str, node: Any, known: Iterable[str]) -> None:

@@ -95,12 +95,13 @@ def auto_memory(
     return memory
 
 
-def check_fits(model: ModelSpec, hardware: HardwareSpec, kv_bytes: int, states_bytes: int) -> None:
-    """Raise UsageError if the weights and what the GPU tier holds do not fit into an engine's GPUs, or those of a stage."""
+def check_fits(model: ModelSpec, hardware: HardwareSpec, kv_bytes: int, states_bytes: int, adapters_bytes: int = 0) -> None:
+    """Raise UsageError if the weights, adapters and what the GPU tier holds do not fit into an engine's GPUs, or a stage's."""
     stages, there = stage_memories(model, hardware), hardware.memory_bytes * hardware.stage_gpus
     for number, stage in enumerate(stages, start=1):
         kv, weights = kv_bytes * stage.layers // model.layers, stage.weights_bytes
-        if weights + kv + states_bytes <= there:
+        adapters = adapters_bytes * stage.layers // model.layers
+        if weights + kv + states_bytes + adapters <= there:
             continue
         where = f" of stage {number}" if len(stages) > 1 else ""
         if weights >= there:
@@ -108,10 +109,12 @@ def check_fits(model: ModelSpec, hardware: HardwareSpec, kv_bytes: int, states_b
                 f"hardware.gpus: the model's weights{where} take {gib(weights)}, more than the {gib(there)} of "
                 f"{_gpus(hardware.stage_gpus)}: set hardware.gpus higher, or model.weight_dtype_bytes lower"
             )
-        states = f" and {gib(states_bytes)} of states" if states_bytes else ""
+        states = f", {gib(states_bytes)} of states" if states_bytes else ""
+        places = f", {gib(adapters)} of LoRA adapters" if adapters else ""
+        fewer = ", set engine.lora.max_loras lower" if adapters else ""
         raise UsageError(
-            f"tiers.gpu.capacity: {gib(kv)} of KV{states} and {gib(weights)} of weights{where} do not fit into the "
-            f"{gib(there)} of {_gpus(hardware.stage_gpus)}: set it lower, or to auto, or set hardware.gpus higher"
+            f"tiers.gpu.capacity: {gib(kv)} of KV{states}{places} and {gib(weights)} of weights{where} do not fit into the "
+            f"{gib(there)} of {_gpus(hardware.stage_gpus)}: set it lower, or to auto{fewer}, or set hardware.gpus higher"
         )
 
 

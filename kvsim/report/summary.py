@@ -55,6 +55,8 @@ def facts(result: RunRecord) -> list[tuple[str, str]]:
         ("checkpoints", counters(result["checkpoints"])),
         ("engines", _engines_fact(result)),
         ("autoscaling", _scaling(result.get("scaling"))),
+        ("drafts", _drafts(result.get("speculation"))),
+        ("adapters", _adapters(result.get("lora"))),
         ("retractions", count(result["retractions"]) if result["retractions"] else ""),
         ("ranks", _ranks(result.get("lost_to_disagreement", {}))),
         ("hardware", _hardware(result.get("hardware", {}))),
@@ -302,6 +304,26 @@ def _scaling(scaling: Mapping[str, Any] | None) -> str:
         f"{digits(scaling['engine_s'])} s of engines, {digits(scaling['gpu_s'])} s of GPUs, {percent(scaling['of_all'])} of all "
         f"engines all the time; {digits(scaling['mean_engines'])} engines on average, {count(scaling['most_engines'])} at most; "
         f"{count(scaling['starts'])} starts of {digits(scaling['start_s'])} s, {count(scaling['stops'])} stops"
+    )
+
+
+def _drafts(drafts: Mapping[str, Any] | None) -> str:
+    """Say what speculative decoding has come to; empty for a run without it."""
+    if drafts is None:
+        return ""
+    return (
+        f"{digits(drafts['tokens_per_step'])} tokens of an answer a step; {percent(drafts['acceptance_rate'])} of "
+        f"{count(drafts['draft_tokens'])} drafted tokens were right"
+    )
+
+
+def _adapters(adapters: Mapping[str, Any] | None) -> str:
+    """Say how often LoRA adapters were on the GPU when requests came for them; empty for a run without any."""
+    if adapters is None:
+        return ""
+    return (
+        f"{count(adapters['loads'])} copies to the GPU for {count(adapters['uses'])} requests with one: "
+        f"{percent(adapters['hit_rate'])} found theirs there"
     )
 
 

@@ -156,5 +156,10 @@ def drafts(counts: dict[str, int]) -> dict[str, float] | None:
 
 
 def adapter_use(counts: dict[str, int]) -> dict[str, float] | None:
-    """Return what LoRA adapters have come to, with their hit rate; None if no step had any."""
-    return {**counts, "hit_rate": 1 - counts["loads"] / counts["uses"]} if counts and counts["uses"] else None
+    """Return what LoRA adapters have come to, with their hit rate; None if no step had any.
+
+    An adapter may leave between two chunks of its request, and is copied again: then there can be more copies than uses.
+    """
+    if not counts or not counts["uses"]:
+        return None
+    return {**counts, "hit_rate": max(0.0, 1 - counts["loads"] / counts["uses"])}

@@ -22,12 +22,11 @@ from kvsim.core.tier import Edge, Tier, chain
 from kvsim.engine.engine import Engine
 from kvsim.engine.mover import Mover
 from kvsim.engine.prefetching import Prefetching
-from kvsim.engine.substrate import Substrate, Work
+from kvsim.engine.substrate import Substrate
 from kvsim.engine.watch import EngineWatch
 from kvsim.errors import UsageError
 from kvsim.hardware.tier_kinds import ALWAYS, LEVELS, kind_of
 from kvsim.plans.plan import Plan, TierPlan
-from kvsim.policies.autoscaling.context import AutoscalingContext
 from kvsim.policies.checkpoint.base import Prefill
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.copies import copied
@@ -38,9 +37,9 @@ from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
 from kvsim.policies.routing.base import RoutingPolicy
 from kvsim.policies.routing.context import RoutingContext
+from kvsim.run.autoscaling_context import autoscaling_context
 from kvsim.run.stop_iteration import refuse_stop_iteration
 from kvsim.states.cache import HybridCache
-from kvsim.substrate.simulated.compute import step_times
 
 Graph = tuple[list[Tier], list[Edge]]
 """Tiers that are joined by edges, and therefore have one cache: GPU tiers, then CPU tiers, then disks."""
@@ -312,21 +311,10 @@ def build_cluster_of(
 
 def _scaler(plan: Plan, engines: Sequence[Engine], router: Router) -> Scaler:
     """Build what starts and stops the engines. Raises UsageError if the policy lacks an input."""
-    policy, pages = plan.autoscaling, plan.tiers[0].capacity_pages
-    steps = step_times(plan.model, plan.hardware)
-    known = AutoscalingContext(
-        engines=len(engines),
-        kv_tokens=None if pages is None else pages * plan.page_tokens,
-        max_batch_tokens=plan.engine.max_batch_tokens,
-        max_running_requests=plan.engine.max_running_requests,
-        step_s=lambda tokens, requests, context: steps.leap_s(
-            Work(chunks=[(tokens, 0)] if tokens else [], decode_requests=requests, decode_context_tokens=context), 1
-        ),
-        rng=np.random.default_rng([plan.seed, len(ALWAYS) + 2]),
-    )
+    policy = plan.autoscaling
     refuse_stop_iteration(policy)
     try:
-        policy.bind(known)
+        policy.bind(autoscaling_context(plan, len(engines)))
     except ValueError as error:
         raise UsageError(f"autoscaling: {type(policy).__name__} {error}") from error
     return Scaler(

@@ -124,7 +124,8 @@ class Sender:
         left_s = due_s - monotonic()
         if left_s > 0:
             try:
-                await asyncio.wait_for(self._is_dead.wait(), left_s)
+                async with asyncio.timeout(left_s):
+                    await self._is_dead.wait()
             except TimeoutError:
                 return
 

@@ -252,8 +252,19 @@ def explain(error: Exception, overrides: Sequence[str], config_name: str = "conf
         if isinstance(error.__cause__, OmegaConfBaseException):
             return explain(error.__cause__, overrides, config_name)
     if isinstance(error, OmegaConfBaseException):
-        return ": ".join(part for part in (error.full_key, first_line(error)) if part)
+        line = first_line(error)
+        if re.fullmatch("Cannot merge (Dict|List)Config with (Dict|List)Config", line):
+            line = _misshapen(error.full_key or "", overrides)
+        return ": ".join(part for part in (error.full_key, line) if part)
     return ADVICE.sub("", message)
+
+
+def _misshapen(key: str, overrides: Sequence[str]) -> str:
+    """Say that a list was given for a mapping, or the other way round."""
+    values = [override.partition("=")[2] for override in overrides if override.partition("=")[0].lstrip("+") == key]
+    if values and values[-1].startswith("["):
+        return "a mapping is expected, {name: value, ...}, not a list"
+    return "a list is expected, [...], not a mapping" if values else "a list is expected, or a mapping: the other one is given"
 
 
 def _unknown_choice(error: MissingConfigException) -> str:

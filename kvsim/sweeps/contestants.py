@@ -66,8 +66,13 @@ class LeaderboardSettings:
         for name, kinds, hint in (("policies", (str,), "names"), ("traces", (str,), "names"), ("capacities", (int, str), SIZES)):
             if wrong := [one for one in getattr(self, name) or () if type(one) not in kinds]:
                 raise ValueError(f"{name} are {hint}, not {wrong[0]!r}")
+        sizes: list[float | str] = []
         for one in self.capacities or ():
-            share_of(one)
+            share = share_of(one)
+            size = share if share is not None else f"{one}pages" if isinstance(one, int) else str(one)
+            if size in sizes:
+                raise ValueError(f"capacities has {one!r} more than once")
+            sizes.append(size)
         if twice := next((one for one in self.traces or () if self.traces and self.traces.count(one) > 1), None):
             raise ValueError(f"traces has {twice!r} more than once")
         check_settings(self, Whole(1), "workers")

@@ -130,12 +130,12 @@ def values_of(settings: Mapping[str, Any]) -> dict[str, list[Any]]:
     return found
 
 
-def run_sweep(plan: SweepPlan, folder: Path, workers: int, advance: Callable[[int], None]) -> dict[str, dict[str, Any] | None]:
+def run_sweep(plan: SweepPlan, folder: Path, workers: int, advance: Callable[[int], None]) -> dict[int, Ended]:
     """Run all jobs into ``folder``, which the caller has locked.
 
-    Returns, by the name of each job's folder, the ``error.json`` of a job that failed, or None. A job whose result is in the
-    folder already does not run again. ``advance`` is called with the number of finished jobs. Raises UsageError if the sweep
-    cannot begin or its workers died.
+    Returns how each job ended, by its number, in order. A job whose result is in the folder already does not run again: its
+    folder may have another name than its number. ``advance`` is called with the number of finished jobs. Raises UsageError if
+    the sweep cannot begin or its workers died.
     """
     begin_folder(folder, plan.record())
     ended = write_refusals(folder, plan.planned, lambda job: job.texts)
@@ -146,7 +146,7 @@ def run_sweep(plan: SweepPlan, folder: Path, workers: int, advance: Callable[[in
         for job in jobs:
             ended[job.number] = run_one(folder, plan.command, plan.trace, job, plan.compositions)
             advance(len(ended))
-    return {one.name: one.failure for _, one in sorted(ended.items())}
+    return dict(sorted(ended.items()))
 
 
 def run_one(folder: Path, command: str, trace: Trace, settings: Settings, compositions: Compositions) -> Ended:

@@ -3,7 +3,7 @@
 The runs on a trace are a sweep, in a folder of their own; the command and the Python API call this.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from kvsim.run.execute import Watch, unwatched
 from kvsim.settings.unused_settings import WITHOUT_EFFECT, given, keys_of
 from kvsim.sweeps.contestants import CAPACITY, Asked, Entry, Ground, baseline_of, entries, grounds
 from kvsim.sweeps.from_python import Settings, SweepPlan, run_sweep
+from kvsim.sweeps.job import Ended
 from kvsim.sweeps.measures import MEASURES, Columns, counted
 from kvsim.sweeps.standings import Cell, as_record, noise_of, standings, verdict
 
@@ -112,8 +113,8 @@ def _played(
     for number, match in enumerate(matches, start=1):
         place = folder / str(number)
         with Lock(place):
-            run_sweep(match.plan, place, asked.settings.workers, partial(_advance, advance, done))
-            cells += _cells(asked, match, baseline, _runs(place, match), place.name)
+            ended = run_sweep(match.plan, place, asked.settings.workers, partial(_advance, advance, done))
+            cells += _cells(asked, match, baseline, _runs(place, match, ended), place.name)
         done += len(match.plan.jobs)
     return cells
 
@@ -123,13 +124,13 @@ def _advance(advance: Callable[[int], None] | None, before: int, ended: int) -> 
         advance(before + ended)
 
 
-def _runs(place: Path, match: Match) -> Played:
-    """Read the runs of a trace."""
+def _runs(place: Path, match: Match, ended: Mapping[int, Ended]) -> Played:
+    """Read the runs of a trace. The folder may have those of earlier leaderboards, too."""
     runs = {run.name: run for run in read_runs([place], damaged_fail=True)}
     found = {}
     for job in match.plan.jobs:
         capacity = next(one for one in match.ground.capacities if f"{CAPACITY}={one}" in job.overrides)
-        found[entry_of(match, job).name, capacity] = runs[str(job.number)]
+        found[entry_of(match, job).name, capacity] = runs[ended[job.number].name]
     return found
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -101,8 +102,8 @@ class ComparedRuns:
         return f"{type(self).__name__}({self._line()})"
 
     def _repr_html_(self) -> str:
-        failed = "".join(f"<p>job {name} failed: {error}</p>" for name, error in self.errors.items())
-        notes = "".join(f"<p>{note}</p>" for note in self.notes)
+        failed = "".join(f"<p>job {escape(name)} failed: {escape(error)}</p>" for name, error in self.errors.items())
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
         return (comparison_html(Comparison(self._runs), self._line()) if self.runs else "") + failed + notes
 
     def _line(self) -> str:

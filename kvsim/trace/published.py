@@ -258,7 +258,7 @@ def _joined(archive: Path, out: Path, pattern: str) -> Path:
                 if content is None:
                     raise UsageError(f"{archive}: {member} is not a file")
                 stream.write(encode(_packed(decode(content.read()))) + b"\n")
-    except (tarfile.TarError, ValueError, EOFError) as error:
+    except (tarfile.TarError, ValueError, TypeError, EOFError) as error:
         raise UsageError(f"{archive} cannot be read: {_first_line(error)}") from None
     finally:
         archive.unlink(missing_ok=True)

@@ -16,6 +16,8 @@ from kvsim.trace.arrays import Elements
 from kvsim.trace.files import TraceFile, open_trace
 from kvsim.trace.rows import COLUMNS, read_rows
 
+NO_VALUE = "not JSON: Expecting value"
+NO_COLUMNS = "; a line is a JSON object, or the first one has the names of a CSV file's columns, with commas between them"
 MAX_LINE_BYTES = 1 << 27
 """Room for a prompt of 16 million token ids."""
 COUNT = Whole()
@@ -233,7 +235,9 @@ def _parse_lines(file: TraceFile, first: tuple[int, bytes], others: Iterator[tup
             fields = decode(text)
         except (ValueError, RecursionError) as error:
             if line > first[0] or (fields := _whole(text, file)) is None:
-                raise TraceError(file.path, line, _problem(text, error)) from None
+                problem = _problem(text, error)
+                is_other = line == first[0] and problem == NO_VALUE
+                raise TraceError(file.path, line, problem + NO_COLUMNS if is_other else problem) from None
         yield Record(file.path, line, fields)
 
 

@@ -28,6 +28,8 @@ SORTED_AT_ONCE = 64 * PART
 MOST_IN_MEMORY = 1 << 20
 """Extents up to which requests stay in memory, each request counted as ``OF_A_REQUEST`` more: an eighth of a GiB, about."""
 OF_A_REQUEST = 4
+AT_ONCE = 1 << 30
+"""Bytes of the file that are read at once; the system reads less than 2 GiB."""
 FIELDS = tuple(field.name for field in fields(Request) if field.name != "index")
 """What is stored of a request; its index is its position."""
 VALUES = tuple(attrgetter(name) for name in FIELDS)
@@ -42,8 +44,8 @@ class StoredRequests(ReadRequests):
     changed in a request that was read is lost, at ``forget`` at the latest.
     """
 
-    def __init__(self, requests: Iterable[Request]) -> None:
-        """Take each request once. Raises UsageError if the file cannot be written."""
+    def __init__(self, requests: Iterable[Request], content: bytes = b"") -> None:
+        """Take each request once; ``content`` is what the file begins with. Raises UsageError if it cannot be written."""
         self._length = 0
         self._ends = array("Q", [0])
         """Where each column ends in the file: ``len(FIELDS)`` numbers for each part, behind a 0."""
@@ -51,6 +53,7 @@ class StoredRequests(ReadRequests):
         try:
             self._file = TemporaryFile(prefix="kvsim-")  # noqa: SIM115  # as long as this object
             finalize(self, _close, self._file)
+            self._file.write(content)
             left = iter(requests)
             while part := list(islice(left, PART)):
                 self._write(part)
@@ -129,8 +132,11 @@ class StoredRequests(ReadRequests):
         for part in range(-(-self._length // PART)):
             yield from self._read(part)
 
-    def __reduce__(self) -> tuple[type[list[Request]], tuple[list[Request]]]:
-        return list, (list(self),)
+    def __reduce__(self) -> tuple[Callable[..., "StoredRequests"], tuple[int, bytes, bytes]]:
+        """A copy has a file of its own."""
+        size, number = self._ends[-1], self._file.fileno()
+        content = b"".join([os.pread(number, min(AT_ONCE, size - at), at) for at in range(0, size, AT_ONCE)])
+        return _restored, (self._length, self._ends.tobytes(), content)
 
     def __repr__(self) -> str:
         return f"<{self._length:,} requests in a file>"
@@ -180,6 +186,13 @@ def _folder() -> str:
         return gettempdir()
     except OSError:
         return "a folder for temporary files"
+
+
+def _restored(length: int, ends: bytes, content: bytes) -> StoredRequests:
+    """Make requests anew from what another object's file has."""
+    made = StoredRequests((), content)
+    made._length, made._ends = length, array("Q", ends)
+    return made
 
 
 def _close(file: IO[bytes]) -> None:

@@ -18,13 +18,14 @@ class DynamoPlanner(RegularAutoscaling):
 
     predicted     requests, prompt and answer tokens per request, and hit rate of the next interval, each by its own forecast
     engines       ceil(predicted requests per second / requests per second of an engine); without a load yet, as many as there are
-    of an engine  batch / (answer tokens * step), for the largest batch whose step takes at most tpot_s and whose prefill ends
-                  within ttft_s; with none, that of a batch of 1
+    of an engine  batch / (steps of an answer * step), for the largest batch whose step takes at most tpot_s for each token that
+                  it yields of an answer, and whose prefill ends within ttft_s; with none, that of a batch of 1
     step          a step with ``batch`` decoding requests, each in the middle of its answer, and the prompt tokens that come with
-                  them: batch * tokens to compute / answer tokens
+                  them: batch * tokens to compute / steps of an answer
     prefill       steps of at most engine.max_batch_tokens, beside that batch, for these tokens and one more whole prompt
-    batch         at most what KV memory and engine.max_running_requests hold, and prompts keep up with: at most answer tokens *
-                  max_batch_tokens / (prompt + answer tokens)
+    batch         at most what KV memory and engine.max_running_requests hold, and prompts keep up with: at most steps *
+                  max_batch_tokens / (prompt tokens + steps * tokens that a decoding request takes of one)
+    steps         answer tokens / tokens that a step yields of it: 1, or more with drafts (engine.speculation)
     predictor     constant: the last interval again; moving_average over ``values`` intervals; kalman: a level and its trend
 
     Dynamo fits steps to measurements; here, steps are those of the simulated engine, prompts without context of their own. Its
@@ -50,6 +51,9 @@ class DynamoPlanner(RegularAutoscaling):
         if context.step_s is None:
             raise ValueError("needs a model and a machine")
         self._step_s = context.step_s
+        self._taken_tokens = context.taken_tokens
+        self._tokens_per_step = context.tokens_per_step
+        self._step_tokens = context.step_tokens
         self._kv_tokens = context.kv_tokens
         self._most_tokens = context.max_batch_tokens
         self._most_requests = context.max_running_requests
@@ -70,24 +74,27 @@ class DynamoPlanner(RegularAutoscaling):
     def engine_requests_per_s(self, prompt: float, answer: float, hit_rate: float) -> float:
         """Return the requests per second that an engine serves, given tokens per request and the share that is reused."""
         context = prompt + answer / 2.0
+        steps = answer / self._tokens_per_step
+        most_s = self.tpot_s * self._tokens_per_step
         best = 0.0
-        for batch in range(1, self._largest_batch(prompt, answer, context) + 1):
-            tokens = min(batch * prompt * (1.0 - hit_rate) / max(1.0, answer), float(self._most_tokens))
+        for batch in range(1, self._largest_batch(prompt, steps, context) + 1):
+            tokens = min(batch * prompt * (1.0 - hit_rate) / max(1.0, steps), float(self._most_tokens))
             step_s = max(1e-6, self._step_s(round(tokens), batch, round(batch * context)))
             ttft_s = self._prefill_s(int(tokens) + prompt, batch, round(batch * context))
-            if batch > 1 and (step_s > self.tpot_s or ttft_s > self.ttft_s):
+            if batch > 1 and (step_s > most_s or ttft_s > self.ttft_s):
                 break
-            best = batch / (answer * step_s)
-            if step_s > self.tpot_s or ttft_s > self.ttft_s:
+            best = batch / (steps * step_s)
+            if step_s > most_s or ttft_s > self.ttft_s:
                 break
         return best
 
-    def _largest_batch(self, prompt: float, answer: float, context: float) -> int:
+    def _largest_batch(self, prompt: float, steps: float, context: float) -> int:
         fits = self._most_requests
         if self._kv_tokens is not None:
-            fits = min(fits, int(self._kv_tokens / max(1.0, context)))
-        keeps_up = int(answer * self._most_tokens / (prompt + answer))
-        return max(1, min(fits, keeps_up, self._most_tokens - 1))
+            taken = context if self._taken_tokens is None else self._taken_tokens(context)
+            fits = min(fits, int(self._kv_tokens / max(1.0, taken)))
+        keeps_up = int(steps * self._most_tokens / (prompt + steps * self._step_tokens))
+        return max(1, min(fits, keeps_up, (self._most_tokens - 1) // self._step_tokens))
 
     def _prefill_s(self, tokens: float, batch: int, context: int) -> float:
         """Return the seconds of the steps that compute so many prompt tokens beside a batch."""

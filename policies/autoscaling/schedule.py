@@ -7,6 +7,7 @@ from typing import Any
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.numbers import MOST_SECONDS, SECONDS, Real, Whole, check_number, check_settings
 from kvsim.policies.autoscaling.base import ClusterStatus, RegularAutoscaling, within
+from kvsim.policies.autoscaling.context import AutoscalingContext
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -14,7 +15,8 @@ from kvsim.policies.autoscaling.base import ClusterStatus, RegularAutoscaling, w
 class ScheduledEngines(RegularAutoscaling):
     """Serves with as many engines as a plan says for the time: for load that comes every day at the same hours.
 
-    steps      [at_s, engines]: from that second of each period, so many engines; before the first step, those of the last one
+    steps      [at_s, engines]: from that second of each period, so many engines, from cluster.min_engines to cluster.engines;
+               before the first step, those of the last one
     period_s   the steps repeat after so many seconds
     offset_s   the second of the period at which the trace starts
     """
@@ -39,6 +41,12 @@ class ScheduledEngines(RegularAutoscaling):
             if self._times_s and step[0] <= self._times_s[-1]:
                 raise ValueError(f"steps must be in order of time: {step[0]:g} comes after {self._times_s[-1]:g}")
             self._times_s.append(float(step[0]))
+
+    def bind(self, context: AutoscalingContext) -> None:
+        for at_s, engines in self.steps:
+            if not context.least_engines <= engines <= context.engines:
+                there = f"cluster.min_engines={context.least_engines} and cluster.engines={context.engines}"
+                raise ValueError(f"has {engines} engines in steps, from {at_s:g} s on, which is not between {there}")
 
     def engines(self, status: ClusterStatus) -> int:
         at_s = (status.now + self.offset_s) % self.period_s

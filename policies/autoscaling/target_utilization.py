@@ -24,6 +24,9 @@ class TargetUtilization(RegularAutoscaling):
                        most growth_engines more, or growth_share of those before, whichever is more
     metric             requests: waiting or running; running_requests; waiting_requests; kv_use: share of the KV capacity in use
 
+    As many as there are: those that are up or starting, and those that were asked for and wait until draining ones leave room
+    for them, as Kubernetes counts the replicas that it wants.
+
     Defaults are those of Kubernetes, but the metric and its target, which it has none for. From no engine at all, which
     Kubernetes leaves to others, the first one starts when a request waits.
     """
@@ -52,17 +55,24 @@ class TargetUtilization(RegularAutoscaling):
         """(time, engines) of the last recommendations."""
         self._changes: deque[tuple[float, int]] = deque()
         """(time, engines more or less) of the last changes."""
+        self._asked = 0
+        """The last answer."""
 
     def engines(self, status: ClusterStatus) -> int:
         wanted = self._stabilized(status, self._recommend(status))
         engines = within(status, self._limited(status, wanted))
-        if engines != current(status):
-            self._changes.append((status.now, engines - current(status)))
+        if engines != self._there(status):
+            self._changes.append((status.now, engines - self._there(status)))
+        self._asked = engines
         return engines
+
+    def _there(self, status: ClusterStatus) -> int:
+        """Return how many engines there are, with those that only draining ones keep from starting."""
+        return max(current(status), self._asked) if status.draining else current(status)
 
     def _recommend(self, status: ClusterStatus) -> int:
         """Return how many engines bring the metric to its target."""
-        up, there = status.up, current(status)
+        up, there, exist = status.up, self._there(status), current(status)
         if not there:
             return 1 if status.waiting_requests else 0
         if not up:
@@ -70,10 +80,10 @@ class TargetUtilization(RegularAutoscaling):
         ratio = self._sum(status) / up / self.target
         if not (status.starting and ratio > 1.0):
             return there if abs(1.0 - ratio) <= self.tolerance else ceil(ratio * up)
-        diluted = self._sum(status) / there / self.target
+        diluted = self._sum(status) / exist / self.target
         if abs(1.0 - diluted) <= self.tolerance or diluted < 1.0:
             return there
-        return max(there, ceil(diluted * there))
+        return max(there, ceil(diluted * exist))
 
     def _sum(self, status: ClusterStatus) -> float:
         """Return the sum of the metric over the engines that are up."""
@@ -94,11 +104,11 @@ class TargetUtilization(RegularAutoscaling):
                 fewest = min(fewest, engines)
             if time_s > now - self.scale_down_window_s:
                 most = max(most, engines)
-        return min(max(current(status), fewest), most)
+        return min(max(self._there(status), fewest), most)
 
     def _limited(self, status: ClusterStatus, wanted: int) -> int:
         """Return at most as many engines as may be added in a period."""
-        there = current(status)
+        there = self._there(status)
         if wanted <= there:
             return wanted
         while self._changes and self._changes[0][0] <= status.now - self.growth_period_s:

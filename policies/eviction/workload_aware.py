@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from math import exp, inf
+from typing import Final
 
+from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import READY, Node
@@ -15,14 +17,18 @@ from kvsim.policies.eviction.base import EvictionPolicy
 REUSE = ("session", "pages")
 HORIZONS_PER_WINDOW = 16
 """How often per window all bounds are renewed; more often makes them tighter."""
+COUNTED: Final = -inf
+NS_PER_S: Final = 1_000_000_000
 
-
-Entry = tuple[float, int, int, Node]
-"""A leaf: (last use, minus its end in pages, number of the entry, node)."""
+Entry = tuple[float, int, int, int, Node]
+"""A leaf: (last use, minus its end in pages, its last page, number of the entry, node)."""
 
 
 class RequestClass:
-    """Requests of one type and turn: how often and how soon they are continued, and the leaves that they used last."""
+    """Requests of one type and turn: how often and how soon they are continued, and the leaves that they used last.
+
+    The note of a node is its class and, if the class counts its next use, when it was used last; otherwise ``COUNTED``.
+    """
 
     def __init__(self, tier: int, window_s: float) -> None:
         self.tier = tier
@@ -30,6 +36,9 @@ class RequestClass:
         self.requests = self.continued = 0
         self.reuse_s = 0.0
         """Sum, over continued requests, of the time until the continuation."""
+        self._reuse_ns = 0
+        self.note: tuple[RequestClass, float] = self, COUNTED
+        """The note of nodes whose next use the class does not count."""
         self._rate = self._p = self._later = 0.0
         """a, p and e^-aW of the latest counts."""
         self.heap: list[Entry] = []
@@ -43,9 +52,10 @@ class RequestClass:
     def add(self, node: Node, number: int) -> None:
         """Enter a leaf; from time to time drop stale entries."""
         heap, tier = self.heap, self.tier
-        heappush(heap, (node.last_used_in(self.tier), -(node.depth + node.pages), number, node))
+        heappush(heap, entry_of(node, tier, number))
         if len(heap) > self._compact_at:
-            entries = {entry[3]: entry for entry in sorted(heap) if entry[3].is_evictable(tier) and entry[3].notes[tier] is self}
+            held = [entry for entry in heap if entry[4].is_evictable(tier) and entry[4].notes[tier][0] is self]
+            entries = {entry[4]: entry for entry in sorted(held)}
             heap[:] = entries.values()
             heapify(heap)
             self._compact_at = max(64, 2 * len(heap))
@@ -55,11 +65,11 @@ class RequestClass:
         heap, tier = self.heap, self.tier
         while heap:
             entry = heap[0]
-            last_used, end, number, node = entry
-            if node.state[tier] != READY or node.pins[tier] or node.children_in[tier] or node.notes[tier] is not self:
+            last_used, end, _, number, node = entry
+            if node.state[tier] != READY or node.pins[tier] or node.children_in[tier] or node.notes[tier][0] is not self:
                 heappop(heap)
             elif node.last_used_in(self.tier) != last_used or node.depth + node.pages + end:
-                heapreplace(heap, (node.last_used_in(self.tier), -node.depth - node.pages, number, node))
+                heapreplace(heap, entry_of(node, tier, number))
             else:
                 return entry
         return None
@@ -73,6 +83,12 @@ class RequestClass:
         self._p = (self.continued + 1) / (self.requests + 2)
         self._later = exp(-self._rate * self.window_s)
 
+    def count_pages(self, pages: int, reuse_s: float) -> None:
+        """Count pages that are used again after ``reuse_s``: with the same result at once as one by one, in any order."""
+        self._reuse_ns += pages * round(reuse_s * NS_PER_S)
+        self.reuse_s = self._reuse_ns / NS_PER_S
+        self.count(continued=pages)
+
     def reuse_probability(self, age_s: float) -> float:
         """Return the probability that a leaf unused for ``age_s`` is used within the next ``window_s``; it falls with age.
 
@@ -84,8 +100,20 @@ class RequestClass:
         return p * (still - still * self._later) / (1 - p + p * still)
 
 
-Place = tuple[float, int, int, int, RequestClass]
-"""A class among others: (P or a lower bound of it, minus the end of its head, number of the entry, version, class)."""
+Place = tuple[float, int, int, int, int, RequestClass]
+"""A class among others: (P or a lower bound of it, minus the end of its head, the last page of that, number, version, class)."""
+
+
+def entry_of(node: Node, tier: int, number: int) -> Entry:
+    """Return the entry of a leaf."""
+    start, pages = node.runs[-1]
+    return node.last_used_in(tier), -node.depth - node.pages, start + pages - 1, number, node
+
+
+def drop_stale(places: list[Place]) -> None:
+    """Drop the first places while their classes have others since."""
+    while places and places[0][4] != places[0][5].version:
+        heappop(places)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -95,7 +123,7 @@ class WorkloadAware(EvictionPolicy):
 
     class     type and turn of the last finished request that used a node
     P         p (e^-at - e^-a(t+W)) / (1 - p + p e^-at): chance of a use within W = ``window_s`` after an age t without one
-    victim    the lowest P among the least recently used leaf of each class; if equal, the leaf that ends later in its prompt
+    victim    the lowest P among the least recently used leaf of each class; if equal, the page that is later in its prompt
 
     A request is continued by the next one of its session, with probability p = (continued + 1) / (requests + 2) and after an
     exponentially distributed time of rate a = (continued + 1) / (sum of times + W), counted per class since the run began.
@@ -155,13 +183,14 @@ class WorkloadAware(EvictionPolicy):
         if request.session < 0:
             own.count(requests=1)
             self._changed[own] = None
-        self.note_path(node, own)
+        self.note_path(node, own.note)
 
     def on_evictable(self, node: Node) -> None:
-        own = node.notes[self.tier]
-        if own is None:
-            own = self._unfinished
-            node.note(self.tier, own)
+        note: tuple[RequestClass, float] | None = node.notes[self.tier]
+        if note is None:
+            note = self._unfinished.note
+            node.note(self.tier, note)
+        own = note[0]
         self._entries += 1
         own.add(node, self._entries)
         if node.last_used_in(self.tier) <= own.head_used_s:
@@ -171,47 +200,51 @@ class WorkloadAware(EvictionPolicy):
         self._end_last_pass()
         if now >= self._horizon_s:
             self._horizon_s = now + self.window_s / HORIZONS_PER_WINDOW
-            self._changed.update(dict.fromkeys([own for _, _, _, version, own in self._bounds if version == own.version]))
+            self._changed.update(dict.fromkeys([place[5] for place in self._bounds if place[4] == place[5].version]))
             self._bounds.clear()
         known: list[Place] = []
-        while (own := self._next_class(known, now)) is not None:
-            node: Node = heappop(own.heap)[3]
+        while (place := self._next_place(known, now)) is not None:
+            own = place[5]
+            node: Node = heappop(own.heap)[4]
             self._offered[own] = None
-            yield node
             self._enter(known, own, now)
+            drop_stale(known)
+            is_tied = bool(known) and known[0][0] == place[0]
+            self.most_pages = max(1, known[0][1] - place[1]) if is_tied else UNLIMITED
+            yield node
 
     def _end_last_pass(self) -> None:
         """Mark classes that have lost leaves for a new bound, and restore the bounds of the others, which still hold."""
         self._changed.update(self._offered)
         self._offered.clear()
         for place in self._looked_at:
-            if place[4].head_used_s < inf:
+            if place[5].head_used_s < inf:
                 heappush(self._bounds, place)
         self._looked_at.clear()
 
-    def _next_class(self, known: list[Place], now: float) -> RequestClass | None:
-        """Return the class whose head has the lowest P. ``known`` holds classes by P; those with a lower bound are examined."""
+    def _next_place(self, known: list[Place], now: float) -> Place | None:
+        """Take the class whose head has the lowest P from ``known``, which has classes by P; those with a lower bound are
+        examined."""
         bounds = self._bounds
         for own in self._changed:
             own.version += 1
             self._enter(bounds, own, self._horizon_s)
         self._changed.clear()
         while True:
-            while known and known[0][3] != known[0][4].version:
-                heappop(known)
+            drop_stale(known)
             if not bounds or known and known[0][0] < bounds[0][0]:
                 if not known:
                     return None
                 place = heappop(known)
-                own, head = place[4], place[4].head()
-                if head is not None and head[0] == own.head_used_s and head[1] == place[1]:
-                    return own
+                own, head = place[5], place[5].head()
+                if head is not None and head[0] == own.head_used_s and head[1] == place[1] and head[2] == place[2]:
+                    return place
                 self._enter(known, own, now)  # its head has left with another victim, as states leave with their pages
                 continue
             place = heappop(bounds)
-            if place[3] == place[4].version:
+            if place[4] == place[5].version:
                 self._looked_at.append(place)
-                self._enter(known, place[4], now)
+                self._enter(known, place[5], now)
 
     def _enter(self, places: list[Place], own: RequestClass, now: float) -> None:
         """Give the class a place by the P that its head has at ``now``; a class without leaves gets none."""
@@ -221,7 +254,7 @@ class WorkloadAware(EvictionPolicy):
             return
         own.head_used_s = used_s = head[0]
         self._entries += 1
-        heappush(places, (own.reuse_probability(now - used_s), head[1], self._entries, own.version, own))
+        heappush(places, (own.reuse_probability(now - used_s), head[1], head[2], self._entries, own.version, own))
 
     def _class_of(self, request: Request) -> RequestClass:
         key = request.kind, request.turn
@@ -235,13 +268,9 @@ class PageReuse(WorkloadAware):
     """``reuse=pages``: counts pages, each as reused when any request uses it again, as in the paper's figure 15.
 
     So system prompts, which other sessions use, speak for their classes, too. Sessions are not needed. A page that has left
-    the tier counts as not reused, whatever comes later.
+    the tier counts as not reused, whatever comes later. A request counts as a user of its pages from its end on: another one
+    that uses them before counts for their earlier class, if it is the first to do so, or for none.
     """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._used: dict[Node, float] = {}
-        """Last use of each node by the requests that its class counts; a node is absent once it has been used again."""
 
     def _require_sessions(self, context: PolicyContext) -> None:
         pass
@@ -250,30 +279,32 @@ class PageReuse(WorkloadAware):
         pass
 
     def on_hit(self, node: Node, now: float) -> None:
-        then, own = self._used.pop(node, None), node.notes[self.tier]
-        if then is not None and own is not None:
-            own.count(continued=node.pages, reuse_s=node.pages * (now - then))
+        note: tuple[RequestClass, float] | None = node.notes[self.tier]
+        if note is not None and note[1] != COUNTED:
+            own, then = note
+            own.count_pages(node.pages, now - then)
+            node.note(self.tier, own.note)
             self._changed[own] = None
 
-    def on_split(self, upper: Node, lower: Node) -> None:
-        if lower in self._used:
-            self._used[upper] = self._used[lower]
-
-    def on_merge(self, upper: Node, lower: Node) -> None:
-        if self._used.pop(upper, None) is None:
-            self._used.pop(lower, None)
-
     def on_remove(self, node: Node) -> None:
-        self._used.pop(node, None)
+        note: tuple[RequestClass, float] | None = node.notes[self.tier]
+        if note is not None:
+            node.note(self.tier, note[0].note)
+
+    def on_shorten(self, node: Node, pages: int) -> None:
+        """Nothing is remembered of the pages that leave."""
 
     def on_finish(self, request: Request, node: Node, now: float) -> None:
         own, tier, pages = self._class_of(request), self.tier, 0
-        at = node
+        self.note_path(node, own.note)
+        at, note = node, own.note
         while at.parent is not None:
             if at.state[tier] == READY:
                 pages += at.pages
-                self._used[at] = at.last_used_in(tier)
+                used_s = at.last_used_in(tier)
+                if used_s != note[1]:
+                    note = own, used_s
+                at.note(tier, note)
             at = at.parent
         own.count(requests=pages)
         self._changed[own] = None
-        self.note_path(node, own)

@@ -61,6 +61,11 @@ MISTAKES = [
     (["eviction=lru,fifo"], "eviction=lru,fifo lists several values: add -m"),
     (["page_tokens"], "cannot parse the override 'page_tokens': use KEY=VALUE"),
     (["--cfg", "jobs"], "--cfg jobs: there is no such choice; did you mean job? choose from job, hydra, all"),
+    (["slo.classes=[1]"], "slo.classes[0] must be a mapping, {name: value, ...}, not 1"),
+    (["slo.classes={a: 1}"], "slo.classes: a list is expected, [...], not a mapping"),
+    (["slo.classes=chat"], "slo.classes must be a list, [...], not 'chat'"),
+    (["engine.speculation=3"], "engine.speculation must be a mapping of settings, {name: value, ...}, not 3"),
+    (["engine.speculation=[3]"], "engine.speculation: a mapping is expected, {name: value, ...}, not a list"),
     (["page_tokens=many"], "page_tokens: Value 'many' of type 'str' could not be converted to Integer"),
     (["trace=mooncake", "trace.path=missing.jsonl"], "missing.jsonl: cannot be read: No such file"),
     (["output=file/run"], "output: cannot write to file/run"),
@@ -96,6 +101,29 @@ BAD_TRACES = [
     ("no JSON", "trace.jsonl:2: not JSON"),
     (line(input_length=-1), "trace.jsonl:2: input_length must be at least 1, not -1"),
 ]
+
+
+SCHEDULED = ["cluster.engines=4", "autoscaling=schedule"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["hardware.rank_faults=[1]"], "hardware.rank_faults[0] must be a mapping of settings, {name: value, ...}, not 1"),
+        ([*SCHEDULED, "autoscaling.steps=abc"], "autoscaling.steps must be a list, [...], not 'abc'"),
+        (
+            [*SCHEDULED, "autoscaling.steps=[[0,9]]"],
+            "autoscaling: ScheduledEngines has 9 engines in steps, from 0 s on",
+        ),
+    ],
+)
+def test_a_mistake_in_a_simulation_ends_with_one_line(
+    arguments: list[str], expected: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", *arguments]) == 2
+    shown = capfd.readouterr()
+    assert shown.err.startswith(f"kvsim: {expected}") and shown.err.count("\n") == 1 and shown.out == ""
+    assert [path.name for path in folder.iterdir()] == ["file"]
 
 
 def test_a_curve_without_settings_is_refused(capfd: pytest.CaptureFixture[str]) -> None:

@@ -189,9 +189,32 @@ def test_shares_are_of_the_unique_pages_of_each_trace(tmp_path: Path) -> None:
 
 def test_what_is_named_twice_plays_once(tmp_path: Path) -> None:
     words = ['leaderboard.policies=["slru protected_hits=3","slru  protected_hits=3",fifo,lru]']
-    record = board(tmp_path, *words, "leaderboard.capacities=[5000,5000pages]")
+    record = board(tmp_path, *words, "leaderboard.capacities=[5000]")
     assert sorted(one["policy"] for one in record["standings"]) == ["fifo", "lru", "slru protected_hits=3"]
     assert len(record["cells"]) == 4
+
+
+def test_a_folder_with_runs_of_another_leaderboard_changes_nothing(tmp_path: Path) -> None:
+    """Their folders have numbers that jobs of the second one have, too, and some of their runs stand for jobs of it."""
+    board(tmp_path / "used", "leaderboard.policies=[fifo,slru]", "leaderboard.capacities=[5000,9000]")
+    words = ["leaderboard.policies=[arc,fifo]", "leaderboard.capacities=[9000]"]
+    used, fresh = board(tmp_path / "used", *words), board(tmp_path / "fresh", *words)
+    names = ("policy", "capacity", "value", "gain", "noise", "most", "headroom")
+    assert [[cell[name] for name in names] for cell in used["cells"]] == [
+        [cell[name] for name in names] for cell in fresh["cells"]
+    ]
+    for cell in used["cells"]:
+        result = json.loads((tmp_path / "used" / cell["folder"] / "result.json").read_text())
+        assert result["choices"]["eviction"] == cell["policy"]
+
+
+@pytest.mark.parametrize(
+    ("capacities", "twice"),
+    [("[5%,5.0%]", "'5.0%'"), ("[5000,5000pages]", "'5000pages'"), ("[1GiB,2GiB,1GiB]", "'1GiB'"), ("[70,70]", "70")],
+)
+def test_the_same_capacity_twice_is_refused(capacities: str, twice: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["leaderboard", f"leaderboard.capacities={capacities}"]) == 2
+    assert capsys.readouterr().err == f"kvsim: leaderboard.capacities has {twice} more than once\n"
 
 
 def test_a_path_in_the_settings_of_the_users_policy_may_have_spaces(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import pytest
 from kvsim.cli import main
 from kvsim.kv_events.messages import BlockStored
 from kvsim.kv_events.subscriber import Subscriber
+from tests.waiting import LONG_S, join
 
-CLIENT = httpx.Client(verify=False, trust_env=False, timeout=20.0)
 SMALL = ("preset=vllm", "tiers.gpu.capacity=200pages", "serve.port=0")
 
 
@@ -47,22 +47,27 @@ def served(
     monkeypatch: pytest.MonkeyPatch, *words: str, client: Callable[[Lines], None], engines: int = 1, number: int = signal.SIGTERM
 ) -> tuple[int, str]:
     """Run the command while ``client`` talks to it, then send it a signal. Returns the exit code and what it has printed."""
-    lines, failed = Lines(engines), list[BaseException]()
+    lines, failed, has_ended = Lines(engines), list[BaseException](), Event()
     monkeypatch.setattr("sys.stdout", lines)
 
     def talk() -> None:
         try:
-            assert lines.has_all.wait(30)
+            assert lines.has_all.wait(LONG_S) and not has_ended.is_set()
             client(lines)
         except BaseException as error:
             failed.append(error)
-        os.kill(os.getpid(), number)
+        if not has_ended.is_set():  # or nobody takes the signal
+            os.kill(os.getpid(), number)
 
     thread = Thread(target=talk)
     thread.start()
-    code = main(["serve", *words])
-    thread.join(10)
-    monkeypatch.undo()
+    try:
+        code = main(["serve", *words])
+    finally:
+        has_ended.set()
+        lines.has_all.set()
+        join(thread)
+        monkeypatch.undo()
     if failed:
         raise failed[0]
     return code, lines.text
@@ -70,7 +75,7 @@ def served(
 
 def complete(url: str, **more: Any) -> Any:
     asked = {"prompt": list(range(100)), "max_tokens": 3, "ignore_eos": True} | more
-    return CLIENT.post(f"{url}/v1/completions", json=asked).json()
+    return httpx.post(f"{url}/v1/completions", json=asked, verify=False, trust_env=False, timeout=LONG_S).json()
 
 
 def test_engines_are_independent_and_have_a_port_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,23 +98,26 @@ def test_engines_are_independent_and_have_a_port_each(monkeypatch: pytest.Monkey
 
 def test_sigterm_lets_requests_under_way_end(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[int] = []
+    readers: list[Thread] = []
 
     def client(lines: Lines) -> None:
         url = lines.urls[0]
-        body = {"prompt": [1, 2], "max_tokens": 100, "stream": True, "stream_options": {"include_usage": True}}
+        body = {"prompt": [1, 2], "max_tokens": 150, "stream": True, "stream_options": {"include_usage": True}}
 
         def read() -> None:
-            with httpx.stream("POST", f"{url}/v1/completions", json=body, trust_env=False, timeout=20) as response:
+            with httpx.stream("POST", f"{url}/v1/completions", json=body, trust_env=False, timeout=LONG_S) as response:
                 begun.set()
                 events = [line for line in response.iter_lines() if line]
             answers.append(json.loads(events[-2].removeprefix("data: "))["usage"]["completion_tokens"])
 
         begun = Event()
-        Thread(target=read).start()
-        assert begun.wait(10)
+        readers.append(Thread(target=read))
+        readers[0].start()
+        assert begun.wait(LONG_S)
 
-    code, text = served(monkeypatch, *SMALL, "serve.drain_s=20", client=client)
-    assert code == 0 and answers == [100]
+    code, text = served(monkeypatch, *SMALL, "serve.drain_s=60", client=client)
+    join(*readers)
+    assert code == 0 and answers == [150]
     assert text.splitlines()[-1] == "stopped by SIGTERM: 1 requests were under way: 1 have ended, 0 were cut"
 
 
@@ -120,22 +128,25 @@ def test_ctrl_c_after_the_time_to_drain_cuts_what_is_left(
 
     def client(lines: Lines) -> None:
         body = json.dumps({"prompt": [1, 2], "max_tokens": 3000, "stream": True}).encode()
-        connection = socket.create_connection(("127.0.0.1", int(lines.urls[0].rsplit(":", 1)[1])))
+        connection = socket.create_connection(("127.0.0.1", int(lines.urls[0].rsplit(":", 1)[1])), timeout=LONG_S)
+        opened.append(connection)
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
         assert connection.recv(100)
-        opened.append(connection)
 
-    code, _ = served(monkeypatch, *SMALL, "serve.drain_s=0", "serve.longest_tokens=3100", client=client, number=signal.SIGINT)
+    try:
+        code, _ = served(monkeypatch, *SMALL, "serve.drain_s=0", "serve.longest_tokens=3100", client=client, number=signal.SIGINT)
+    finally:
+        for connection in opened:
+            connection.close()
     assert code == 130
     assert "kvsim: interrupted: 1 requests were under way: 0 have ended, 1 were cut" in capsys.readouterr().err
-    opened[0].close()
 
 
 def test_events_are_published_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     stored: list[int] = []
 
     def client(lines: Lines) -> None:
-        asyncio.run(asyncio.wait_for(listen(lines), 20))
+        asyncio.run(asyncio.wait_for(listen(lines), LONG_S))
 
     async def listen(lines: Lines) -> None:
         """Ask for more until an event comes: those before the subscription was there are replayed with it."""

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from kvsim.kv_events.recorded import Message, write_recorded
 from tests.reused_compositions import compositions_are_reused
 from tests.servers.emulated import emulated
 from tests.shadow.written import batch, stored
+from tests.waiting import LONG_S, join, wait_until
 
 SMALL = ("model=tiny", "tiers.gpu.capacity=35pages", "shadow.follow=false")
 ROOT = Path(__file__).parents[2]
@@ -228,7 +228,7 @@ class Process:
     def end(self, number: signal.Signals) -> tuple[int, str, str]:
         """Send a signal; returns the exit code and what was still printed."""
         self._process.send_signal(number)
-        out, err = self._process.communicate(timeout=30)
+        out, err = self._process.communicate(timeout=LONG_S)
         return self._process.returncode, out, err
 
 
@@ -246,7 +246,7 @@ def test_a_signal_in_the_middle_loses_nothing_that_was_answered(
     answered: list[int] = []
 
     def ask(url: str, client: int) -> None:
-        with httpx.Client(timeout=20) as http:
+        with httpx.Client(timeout=LONG_S) as http:
             for turn in range(1000):
                 body: dict[str, Any] = {"prompt": [client, turn, *range(40)], "max_tokens": 2}
                 try:
@@ -266,13 +266,10 @@ def test_a_signal_in_the_middle_loses_nothing_that_was_answered(
         clients = [threading.Thread(target=ask, args=(url, client)) for client in range(10)]
         for client in clients:
             client.start()
-        until = time.monotonic() + 20
-        while len(answered) < 50 and time.monotonic() < until:
-            time.sleep(0.02)
-        text = httpx.get(metrics).text
+        wait_until(lambda: len(answered) >= 50)
+        text = httpx.get(metrics, timeout=LONG_S).text
         exit_code, out, err = process.end(number)
-        for client in clients:
-            client.join(20)
+        join(*clients)
     assert (exit_code, err) == (code, said) and ("stopped by SIGTERM" in out) == (code == 0)
     lines = (folder / "trace.jsonl").read_text().splitlines()
     assert len(answered) >= 50 and len(answered) <= len(lines) <= len(answered) + 10

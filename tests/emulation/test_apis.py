@@ -16,10 +16,17 @@ from kvsim.emulation.lengths import AnswerLengths
 from kvsim.emulation.served import Served
 from tests.reused_compositions import compositions_are_reused
 from tests.servers.emulated import Emulated, emulated
+from tests.waiting import LONG_S, wait_until
 from tests.workloads import make_request
 
 PROMPT = list(range(2000, 2040))
-CLIENT = httpx.Client(verify=False, trust_env=False, timeout=60.0)
+CLIENT = httpx.Client(verify=False, trust_env=False, timeout=LONG_S)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _client_is_closed() -> Iterator[None]:
+    yield
+    CLIENT.close()
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +78,8 @@ def test_a_cache_is_not_flushed_while_requests_run() -> None:
         emulated(("preset=sglang", "tiers.gpu.capacity=30000pages"), dialect="sglang") as server,
         CLIENT.stream("POST", f"{server.url}/generate", json=asked) as response,
     ):
-        next(response.iter_lines())
+        lines = response.iter_lines()
+        next(lines)
         assert CLIENT.post(f"{server.url}/flush_cache").status_code == 400
 
 
@@ -190,7 +198,7 @@ def test_a_client_that_goes_away_ends_its_request(dialect: str, path: str, asked
             if stream:
                 assert client.recv(100).startswith(b"HTTP/1.1 200")
             else:
-                CLIENT.get(f"{server.url}/health")  # answered after the request has been taken
+                wait_until(lambda: server.served)
         served = server.next_ended()
         assert served.is_aborted and served.generated < 1000
         again = CLIENT.post(f"{server.url}{path}", json={**asked, "max_tokens": 1, "sampling_params": {"max_new_tokens": 1}})

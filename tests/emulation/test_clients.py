@@ -17,6 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.trace.models import make_model
+from tests.waiting import LONG_S
 
 pytestmark = pytest.mark.long  # each starts a server and a client, which loads a tokenizer's library
 
@@ -55,7 +56,7 @@ def served(preset: str, model: str, *words: str) -> Iterator[str]:
         yield server.stdout.readline().split(": ")[0]
     finally:
         server.send_signal(signal.SIGTERM)
-        told, _ = server.communicate(timeout=30)
+        told, _ = server.communicate(timeout=LONG_S)
     assert server.returncode == 0 and told.endswith("stopped by SIGTERM: no request was under way\n")
 
 
@@ -71,7 +72,7 @@ class Counted:
     """What a server's metrics say at the end."""
 
     def __init__(self, url: str) -> None:
-        families = text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
+        families = text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=LONG_S).text)
         self.samples = [sample for family in families for sample in family.samples]
 
     def sum(self, name: str) -> float:

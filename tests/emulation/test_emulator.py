@@ -11,6 +11,7 @@ from kvsim.emulation.settings import ServeSettings
 from kvsim.errors import UsageError
 from kvsim.pages.extents import count_pages
 from tests.servers.emulated import plan_of
+from tests.waiting import LONG_S
 
 OVERRIDES = ("preset=vllm", "tiers.gpu.capacity=100pages")
 
@@ -25,7 +26,7 @@ async def served_of(*prompts: list[int], speed: float = 1000.0) -> list[Served]:
         all_served.append(served)
         while not served.is_ended:
             served.news.clear()
-            await asyncio.wait_for(served.news.wait(), 10)
+            await asyncio.wait_for(served.news.wait(), LONG_S)
     assert emulator.unfinished == 0
     assert emulator.served == {}
     clock.cancel()
@@ -49,6 +50,27 @@ def test_answers_differ_and_have_pages_after_their_prompts() -> None:
 def test_a_request_that_can_never_run_is_rejected() -> None:
     (served,) = asyncio.run(served_of(list(range(1700))))
     assert served.is_rejected and served.generated == 0 and served.cached_tokens == ()
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_its_time_ends_whenever_it_is_cancelled(turns: int) -> None:
+    """While it waits for an event, when a request has just woken it, and at each turn of the loop after that."""
+
+    async def is_ended() -> bool:
+        emulator = Emulator(plan_of(OVERRIDES), 1e-6)
+        clock = asyncio.create_task(emulator.run())
+        for _ in range(10):
+            emulator.submit(list(range(40)), 20)
+            await asyncio.sleep(0)
+        emulator.submit(list(range(40)), 20)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        clock.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return clock.cancelled()
+
+    assert asyncio.run(is_ended())
 
 
 def test_pages_are_dropped_only_while_no_request_runs() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from kvsim.emulation import http_server
 from kvsim.emulation.http_server import HttpRequest, HttpServer, Reply
+from tests.waiting import LONG_S
 
 HOST = b"Host: a\r\n"
 LAST = HOST + b"Connection: close\r\n"
@@ -35,7 +36,7 @@ def spoken_to(*sent: Sent, handler: Callable[[HttpRequest, Reply], Awaitable[Non
             else:
                 writer.write(part)
                 await writer.drain()
-        answer = await asyncio.wait_for(reader.read(), 20)
+        answer = await asyncio.wait_for(reader.read(), LONG_S)
         writer.close()
         await server.close()
         assert not server.answering
@@ -163,10 +164,10 @@ def test_an_answer_is_given_up_when_its_client_has_gone() -> None:
         port = await server.start("127.0.0.1", 0)
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\n" + HOST + b"\r\n")
-        await asyncio.wait_for(begun.wait(), 20)
+        await asyncio.wait_for(begun.wait(), LONG_S)
         assert server.answering == 1
         writer.close()
-        await asyncio.wait_for(given_up.wait(), 20)
+        await asyncio.wait_for(given_up.wait(), LONG_S)
         await server.close()
         assert not server.answering
 

@@ -12,9 +12,16 @@ from kvsim.emulation.text import Texts
 from kvsim.errors import UsageError
 from tests.servers.emulated import Emulated, emulated
 from tests.trace.models import make_model
+from tests.waiting import LONG_S
 
-CLIENT = httpx.Client(verify=False, trust_env=False, timeout=60.0)
+CLIENT = httpx.Client(verify=False, trust_env=False, timeout=LONG_S)
 QUESTION = {"role": "user", "content": "What is the weather like today? " * 8}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _client_is_closed() -> Iterator[None]:
+    yield
+    CLIENT.close()
 
 
 @pytest.fixture(scope="module")

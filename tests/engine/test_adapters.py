@@ -17,6 +17,7 @@ from kvsim.engine.adapters import AdapterSettings, AdapterSlots, AdapterWork
 from kvsim.engine.substrate import Work
 from kvsim.engine.watch import EngineWatch
 from kvsim.hardware.spec import HardwareSpec
+from kvsim.results.formulas import adapter_use
 from kvsim.substrate.simulated.adapter_steps import AdapterSteps
 from kvsim.substrate.simulated.compute import Roofline
 from tests.engine.drawn import SETTINGS, asks
@@ -120,6 +121,25 @@ def test_any_requests_end_and_no_step_has_too_many_adapters(some: list[Ask], dat
     assert outcome.adapter_use["uses"] >= len(ran)
 
 
+def test_an_adapter_that_leaves_between_chunks_is_copied_again() -> None:
+    """Two places. The request of x computes nothing in the steps of y and z, which run one after another beside it."""
+    slots = AdapterSlots(AdapterSettings(max_loras=2, adapter_bytes=1))
+    waits, others = request("x"), [request("y"), request("z")]
+    slots.begin_round([])
+    slots.admitted(waits)
+    slots.use([(waits, 1)])
+    for other in others:
+        slots.begin_round([waits])
+        assert slots.takes(other)
+        slots.admitted(other)
+        slots.use([(other, 1)])
+    slots.use([(waits, 1)])
+    assert slots.counts() == {"uses": 3, "loads": 4}
+    assert adapter_use(slots.counts()) == {"uses": 3, "loads": 4, "hit_rate": 0.0}
+    assert adapter_use({"uses": 4, "loads": 1}) == {"uses": 4, "loads": 1, "hit_rate": 0.75}
+    assert adapter_use({"uses": 0, "loads": 0}) is None
+
+
 def test_an_engine_that_is_taken_away_has_no_adapters_when_it_comes_back() -> None:
     engine = small_engine(gpu=99, hardware=STEP_READS, lora=ONE_PLACE)
     engine.run(with_adapters([ask("a")], "x"))
@@ -168,7 +188,7 @@ def test_lines_name_adapters(tmp_path: Path) -> None:
         (["engine.lora.max_loras=2", "engine.lora.adapter_bytes=9", "rules=sglang"], "the schedule of SGLang's own rules"),
         (
             ["engine.lora.max_loras=2", "engine.lora.adapter_bytes=9", "cluster.prefill=1", "cluster.decode=1"],
-            "where prefill and decode are apart",
+            "with prefill and decode apart",
         ),
         (["engine.lora.max_loras=2", "engine.lora.adapter_bytes=9"], "has no effect on a trace without adapters"),
         (["engine.lora.max_loras=200", "engine.lora.adapter_bytes=1GiB", "tiers.gpu.capacity=auto"], "200.0 GiB of adapters"),
@@ -182,7 +202,7 @@ def test_what_cannot_be_is_refused(
     assert message in error and len(error.splitlines()) == 1
 
 
-def test_places_for_adapters_take_room_from_kv(tmp_path: Path) -> None:
+def test_places_for_adapters_take_room_from_kv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for number, more in enumerate(([], ["engine.lora.max_loras=8", "engine.lora.adapter_bytes=1GiB"])):
         folder = tmp_path / str(number)
@@ -193,4 +213,6 @@ def test_places_for_adapters_take_room_from_kv(tmp_path: Path) -> None:
     assert plain["kv_bytes"] - costly["kv_bytes"] == costly["adapters_bytes"] == 8 * 2**30 and "adapters_bytes" not in plain
     assert found[1]["lora"]["loads"] == 3 and found[1]["lora"]["hit_rate"] == 1 - 3 / found[1]["lora"]["uses"]
     assert "lora" not in found[0] and found[0]["ttft_s"]["mean"] < found[1]["ttft_s"]["mean"]
+    told = f"3 copies to the GPU for {found[1]['lora']['uses']} requests with one: "
+    assert " ".join(capsys.readouterr().out.split()).count(told) == 1
     assert np.isclose(found[0]["hit_rate"], found[1]["hit_rate"], atol=0.02)

@@ -193,6 +193,7 @@ FEW = ("simulate", "trace.sessions=4", "trace.limit=20")
         (["engine.speculation.tokens=2", "hardware.gpus=2", "hardware.pipeline_parallel=2"], "several stages"),
         (["engine.speculation.tokens=2", "rules=sglang"], "the schedule of SGLang's own rules"),
         (["engine.speculation.tokens=2", "substrate=hardware", "model=tiny"], "substrate=hardware, whose model has no draft"),
+        (["engine.speculation.tokens=2", "rules=vllm_window", "model=gemma3_27b"], "the sliding windows of vLLM's rules"),
         (["engine.speculation.tokens=two"], "engine.speculation.tokens"),
         (["engine.speculation.token=2"], "engine.speculation.token"),
     ],
@@ -205,7 +206,13 @@ def test_what_cannot_be_simulated_is_refused(
     assert message in error and len(error.splitlines()) == 1
 
 
-def test_results_tell_what_drafts_have_come_to(tmp_path: Path) -> None:
+def test_windows_that_the_rules_do_not_use_are_no_obstacle(tmp_path: Path) -> None:
+    words = ["engine.speculation.tokens=2", "rules=lightllm", "model=gemma3_27b", "hardware.gpus=2"]
+    assert main([*FEW, *words, f"output={tmp_path / 'out'}"]) == 0
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["speculation"]["steps"] > 0
+
+
+def test_results_tell_what_drafts_have_come_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for number, more in enumerate(([], ["engine.speculation.draft_cost=0.2"], ["engine.speculation.tokens=0"])):
         folder = tmp_path / str(number)
@@ -218,3 +225,6 @@ def test_results_tell_what_drafts_have_come_to(tmp_path: Path) -> None:
     assert counts["acceptance_rate"] == counts["accepted_tokens"] / counts["draft_tokens"]
     assert counts["tokens_per_step"] == counts["tokens"] / counts["steps"] > 2
     assert found[0]["tpot_s"]["mean"] < found[1]["tpot_s"]["mean"]
+    told = f"{counts['tokens_per_step']:.2f} tokens of an answer a step; {100 * counts['acceptance_rate']:.2f}% of "
+    shown = " ".join(capsys.readouterr().out.split())
+    assert told in shown and told in (tmp_path / "0" / "report.html").read_text()

@@ -58,6 +58,11 @@ def test_the_result_tells_the_size(tmp_path: Path, capsys: pytest.CaptureFixture
     ("overrides", "message"),
     [
         (["tiers.gpu.capacity=400GiB"], "tiers.gpu.capacity: 400.0 GiB of KV and 15.0 GiB of weights do not fit into the"),
+        (
+            ["hardware=h100", "tiers.gpu.capacity=40GiB", "engine.lora.max_loras=32", "engine.lora.adapter_bytes=1000000000"],
+            "tiers.gpu.capacity: 40.0 GiB of KV, 29.8 GiB of LoRA adapters and 15.0 GiB of weights do not fit into the 74.5 GiB "
+            "of 1 GPU (hardware.gpus): set it lower, or to auto, set engine.lora.max_loras lower, or set hardware.gpus higher",
+        ),
         (["model=llama3_70b"], "hardware.gpus: the model's weights take 131.4 GiB, more than the 131.3 GiB of 1 GPU"),
         (["model=llama3_70b", "tiers.gpu.capacity=auto"], "tiers.gpu.capacity=auto: no room for KV: 131.4 GiB of weights"),
         (["tiers.cpu.capacity=auto"], "tiers.cpu.capacity: auto is the size of a GPU tier"),

@@ -151,6 +151,20 @@ def test_growth_that_never_adds_an_engine_is_refused() -> None:
         TargetUtilization(growth_engines=0, growth_share=0.0)
 
 
+def test_engines_that_wait_for_room_are_there() -> None:
+    """2 engines are up and 18 drain, of 20 at most. 4 more are asked for, none of which can start yet; 4 more may follow in each
+    period nevertheless: Kubernetes counts the replicas that it has asked for."""
+    policy = hpa(growth_engines=4, growth_share=0.0)
+    load = {"up": 2, "running_requests": 200, "most_engines": 20}
+    assert answers(policy, [{**load, "draining": 18}] * 3) == [6, 10, 14]
+
+
+def test_engines_that_wait_for_room_still_do_when_the_metric_is_at_its_target() -> None:
+    policy = hpa()
+    seen: list[dict[str, Any]] = [{"up": 2, "running_requests": requests, "draining": 6} for requests in (60, 20, 15)]
+    assert answers(policy, seen) == [6, 6, 2]
+
+
 # --- knative_concurrency -------------------------------------------------------------------------------------------------
 
 
@@ -255,3 +269,15 @@ def test_engines_are_those_of_the_last_step(now: float, engines: int) -> None:
 def test_a_plan_that_cannot_be_is_refused(steps: list[Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ScheduledEngines(steps=steps, period_s=100.0)
+
+
+@pytest.mark.parametrize(("engines", "is_refused"), [(0, True), (1, False), (4, False), (5, True)])
+def test_more_or_fewer_engines_than_the_cluster_has_are_refused(engines: int, is_refused: bool) -> None:
+    policy = ScheduledEngines(steps=[[0, 2], [10.5, engines]], period_s=100.0)
+    context = AutoscalingContext(engines=4, least_engines=1)
+    if not is_refused:
+        policy.bind(context)
+        return
+    message = f"has {engines} engines in steps, from 10.5 s on, which is not between cluster.min_engines=1 and cluster.engines=4"
+    with pytest.raises(ValueError, match=message):
+        policy.bind(context)

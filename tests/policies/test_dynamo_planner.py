@@ -17,7 +17,8 @@ def planner(
     step_s: Callable[[int, int, int], float] = lambda tokens, requests, context: 0.01 + tokens * 1e-5, **settings: Any
 ) -> DynamoPlanner:
     """Steps of 10 ms and 1 ms for each 100 prompt tokens; KV for 100,000 tokens."""
-    known = {name: settings.pop(name) for name in ("kv_tokens", "max_batch_tokens") if name in settings}
+    names = ("kv_tokens", "max_batch_tokens", "taken_tokens", "tokens_per_step", "step_tokens")
+    known = {name: settings.pop(name) for name in names if name in settings}
     policy = DynamoPlanner(**settings)
     policy.bind(AutoscalingContext(engines=100, step_s=step_s, **{"kv_tokens": 100_000, **known}))
     return policy
@@ -60,6 +61,30 @@ def test_prompts_keep_up_with_answers() -> None:
     """Of 1,100 tokens a step, a request in the middle of its answer takes 1 + 1000 / 100: 100 of them."""
     per_s = planner(max_batch_tokens=1100, kv_tokens=None).engine_requests_per_s(1000.0, 100.0, 0.0)
     assert per_s == pytest.approx(100 / (100 * 0.02))
+
+
+def test_drafts_yield_several_tokens_a_step() -> None:
+    """Two tokens a step: 50 steps an answer, in which 20 prompt tokens for each request come with it: 10 + 19 ms for 95 of them.
+    A step may take twice the objective."""
+    rate = planner(tokens_per_step=2.0).engine_requests_per_s(1000.0, 100.0, 0.0)
+    assert rate == pytest.approx(95 / (50 * 0.029))
+    rate = planner(tokens_per_step=2.0, tpot_s=0.0100001).engine_requests_per_s(1000.0, 100.0, 0.0)
+    assert rate == pytest.approx(50 / (50 * 0.02))
+
+
+def test_drafts_take_tokens_of_a_step() -> None:
+    """Of 1,200 tokens, a request takes 4 and brings 1000 / 50: 50 of them keep up. Of 21 tokens, 5 decode beside a prompt."""
+    drafts: dict[str, Any] = {"tokens_per_step": 2.0, "step_tokens": 4, "kv_tokens": None}
+    rate = planner(max_batch_tokens=1200, **drafts).engine_requests_per_s(1000.0, 100.0, 0.0)
+    assert rate == pytest.approx(50 / (50 * 0.02))
+    rate = planner(max_batch_tokens=21, **drafts).engine_requests_per_s(1.0, 100.0, 0.0)
+    assert rate == pytest.approx(5 / (50 * (0.01 + round(5 / 50) * 1e-5)))
+
+
+def test_groups_of_layers_take_slots_of_their_own() -> None:
+    """Five groups with a window of 100 tokens take 500 tokens beside 1,050: 64 requests fit."""
+    rate = planner(taken_tokens=lambda tokens: tokens + 5 * min(tokens, 100.0)).engine_requests_per_s(1000.0, 100.0, 0.0)
+    assert rate == pytest.approx(64 / (100 * 0.0164))
 
 
 def test_objectives_that_cannot_be_met_leave_a_batch_of_one() -> None:

@@ -37,7 +37,7 @@ from kvsim.policies.eviction.tail_latency import TailLatency
 from kvsim.policies.eviction.ttl import TimeToLive
 from kvsim.policies.eviction.two_q import TwoQ
 from kvsim.policies.eviction.w_tinylfu import WTinyLFU
-from kvsim.policies.eviction.workload_aware import WorkloadAware
+from kvsim.policies.eviction.workload_aware import PageReuse, WorkloadAware
 from kvsim.policies.placement.by_length import ByLength
 from kvsim.policies.placement.cost_aware import CostAware
 from kvsim.policies.placement.exclusive import Exclusive
@@ -60,6 +60,7 @@ EVICTIONS: dict[str, Any] = {
     "slru_sized": SizedSegmentedLRU, "ttl": partial(TimeToLive, ttl_s=4), "two_q": TwoQ, "w_tinylfu": WTinyLFU,
     "priority": Priority, "tail_latency": partial(TailLatency, threshold=4), "workload_aware": WorkloadAware,
     "lpc": partial(LearnedPrefix, interval_s=9.0), "retention": RetentionPriority, "session_aware": SessionAware,
+    "page_reuse": PageReuse,
 }  # fmt: skip
 EXAMPLES = int(os.environ.get("KVSIM_MODEL_EXAMPLES", 20))
 """How many random workloads each policy plays."""

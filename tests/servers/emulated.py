@@ -16,6 +16,7 @@ from kvsim.emulation.served import Served, ServedWatch
 from kvsim.plans.build import build_run
 from kvsim.plans.plan import Plan
 from kvsim.settings.configuration import compose_with_choices
+from tests.waiting import LONG_S, join
 
 ASKED = ("/v1/completions", "/generate")
 
@@ -130,7 +131,7 @@ class Emulated:
         self._port = 0
         self._thread = Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
         self._thread.start()
-        assert self._is_up.wait(10)
+        assert self._is_up.wait(LONG_S)
 
     @property
     def url(self) -> str:
@@ -143,7 +144,7 @@ class Emulated:
 
     def next_ended(self) -> Served:
         """Wait for the next request that ends."""
-        return self._kept.have_ended.get(timeout=20)
+        return self._kept.have_ended.get(timeout=LONG_S)
 
     def forget_limit(self) -> None:
         """Neither name nor check the most tokens of a prompt and its answer."""
@@ -159,8 +160,7 @@ class Emulated:
 
     def close(self) -> None:
         self.stop()
-        self._thread.join(10)
-        assert not self._thread.is_alive()
+        join(self._thread)
         self._loop.close()
 
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from threading import Event, Thread
 
 from kvsim.emulation.http_server import TEXT, HttpRequest, HttpServer, Reply
+from tests.waiting import LONG_S, join
 
 MODELS = {"object": "list", "data": [{"id": "m", "owned_by": "vllm", "max_model_len": 100}]}
 
@@ -35,10 +36,10 @@ def answering(answers: Mapping[str, object]) -> Iterator[str]:
 
     thread = Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
     thread.start()
-    assert is_up.wait(10)
+    assert is_up.wait(LONG_S)
     try:
         yield f"http://127.0.0.1:{ports[0]}"
     finally:
         loop.call_soon_threadsafe(stopped.set)
-        thread.join(10)
+        join(thread)
         loop.close()

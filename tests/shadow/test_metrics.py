@@ -9,17 +9,18 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvsim.errors import UsageError
 from kvsim.shadow.metrics import MetricsServer, Seen
 from tests.shadow.seen import engine, ghost, snapshot
+from tests.waiting import LONG_S
 
 
 def test_metrics_have_the_numbers_of_the_last_look() -> None:
     seen: list[Seen] = []
     server = MetricsServer("127.0.0.1", 0, lambda: seen[-1] if seen else None)
     try:
-        assert httpx.get(f"http://127.0.0.1:{server.port}/metrics").text == ""
+        assert httpx.get(f"http://127.0.0.1:{server.port}/metrics", timeout=LONG_S).text == ""
         ghosts = (ghost("as_configured"), ghost('a "b"\n', points=6.1, occupancy={"gpu": (3, None)}))
         found = snapshot(*ghosts, requests=10, engines=(engine("e", rank=1),), gaps=2)
         seen.append(Seen(found, 0.4, 9, {"server": 3}))
-        text = httpx.get(f"http://127.0.0.1:{server.port}/metrics").text
+        text = httpx.get(f"http://127.0.0.1:{server.port}/metrics", timeout=LONG_S).text
     finally:
         server.close()
     samples = {

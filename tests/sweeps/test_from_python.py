@@ -213,3 +213,28 @@ def test_a_table_is_made_by_what_is_installed(monkeypatch: pytest.MonkeyPatch) -
     table = frames.frame(columns)
     assert isinstance(table, np.ndarray) and table["status"].tolist() == ["finished", "rejected"]
     assert np.isnan(table["engine"][0]) and table["engine"][1] == 3
+
+
+@pytest.mark.parametrize("settings", ["eviction=lru", ["eviction"], {}, None, 3])
+def test_what_maps_no_keys_to_values_is_refused(settings: Any, trace: Trace) -> None:
+    with pytest.raises(UsageError, match=r"^kvsim\.sweep: settings must map keys to values, such as .*, not be "):
+        kvsim.sweep(trace, settings)
+
+
+def test_a_sweep_that_is_interrupted_leaves_no_temporary_folder(
+    trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(done: int) -> None:
+        assert done == 1 and [one.name.startswith("kvsim-sweep-") for one in tmp_path.iterdir()] == [True]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        kvsim.sweep(trace, SWEPT, advance=interrupt)
+    assert not list(tmp_path.iterdir())
+
+
+def test_errors_are_text_on_a_page(trace: Trace) -> None:
+    swept = kvsim.sweep(trace, {"tiers.gpu.capacity": ["3000pages", "<b>many</b>"]})
+    assert list(swept.errors) == ["1"] and "<b>" in swept.errors["1"]
+    assert "<b>many" not in swept._repr_html_() and "&lt;b&gt;many" in swept._repr_html_()

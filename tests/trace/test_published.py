@@ -116,6 +116,20 @@ def test_an_archive_without_traces_is_refused(server, monkeypatch, capsys, tmp_p
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.parametrize("content", [b"no JSON", b'{"hash_ids": [null, 2]}', b'{"requests": [{"hash_ids": 3}]}', b"\xff"])
+def test_an_archive_of_something_else_is_refused(server, monkeypatch, capsys, tmp_path, content):
+    folder, address = server
+    with tarfile.open(folder / "HEAD.tar.gz", "w:gz") as tar:
+        member = tarfile.TarInfo("trace_1.json")
+        member.size = len(content)
+        tar.addfile(member, io.BytesIO(content))
+    monkeypatch.setitem(TRACES, "a", Published("", f"{address}/HEAD.tar.gz", "CC0", None, None, members="*", joined="a.jsonl"))
+    assert main(["trace", "fetch", "a"]) == 2
+    shown = capsys.readouterr().err
+    assert "HEAD.tar.gz cannot be read: " in shown and shown.count("\n") == 1
+    assert not (tmp_path / "cache").exists()
+
+
 def test_a_missing_file_ends_with_one_line(server, offer, capsys):
     offer(None, "absent.jsonl")
     assert main(["trace", "fetch", "a"]) == 2

@@ -35,6 +35,14 @@ def test_a_line_that_is_no_json_is_named(write):
     assert problem(write({"a": 1}, '{"a": ')).startswith(":2: not JSON: Expecting value")
 
 
+def test_a_file_of_another_kind_is_told_what_a_csv_file_begins_with(write):
+    assert problem(write("id;input_len;output_len", "1;2;3")) == (
+        ":1: not JSON: Expecting value; a line is a JSON object, or the first one has the names of a CSV file's columns, with "
+        "commas between them"
+    )
+    assert problem(write({"a": 1}, "id;input_len")) == ":2: not JSON: Expecting value"
+
+
 def test_a_line_that_is_no_object_is_named(write):
     assert problem(write({"a": 1}, [1, 2])) == ":2: expected a JSON object, not [1, 2]"
 

@@ -107,9 +107,18 @@ def test_positions_beyond_the_end_are_refused() -> None:
         list(found.values("nonsense"))
 
 
-def test_a_copy_in_another_process_is_a_list() -> None:
-    known = conversations(requests=9)
-    assert described(pickle.loads(pickle.dumps(StoredRequests(known)))) == described(known)
+def test_a_copy_in_another_process_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, changed = conversations(requests=9), conversations(requests=9)
+    for request in changed:
+        request.tenant = "other"
+    monkeypatch.setattr(stored, "AT_ONCE", 100)
+    first = StoredRequests(known)
+    copied = pickle.loads(pickle.dumps(first))
+    assert type(copied) is StoredRequests and described(copied) == described(known)
+    assert described(copied.changed(lambda request: setattr(request, "tenant", "other"))) == described(changed)
+    del first
+    assert described(copied) == described(known)
+    assert described(pickle.loads(pickle.dumps(StoredRequests([])))) == []
 
 
 def test_changes_to_requests_that_were_read_are_lost_in_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

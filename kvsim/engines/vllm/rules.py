@@ -223,6 +223,11 @@ class VLLMWindowRules(Rules):
         n_bytes = model.page_bytes(page_tokens)
         return n_bytes // model.attention_layers * group_sizes(full, local)[0] if full and local else n_bytes
 
+    def taken_tokens(self, model: ModelSpec, tokens: float) -> float:
+        """All of them in the group of full attention, and the last ones in each group with a window."""
+        full, local = model.attention_layers - model.sliding_window_layers, model.sliding_window_layers
+        return tokens + group_sizes(full, local)[2] * min(tokens, float(model.sliding_window_tokens))
+
     def check_model(self, model: ModelSpec) -> None:
         full, local = model.attention_layers - model.sliding_window_layers, model.sliding_window_layers
         if not local:

@@ -101,7 +101,8 @@ class Proxy(Source):
         if self._active:
             self._is_quiet.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_quiet.wait(), self._drain_s)
+                async with asyncio.timeout(self._drain_s):
+                    await self._is_quiet.wait()
         await self._runner.cleanup()
         await self._session.close()
         self._order.patience_s = 0.0

@@ -18,12 +18,11 @@ from kvsim.engine.substrate import Work, request_of
 from kvsim.engine.waiter import Waiter
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.model.spec import ModelSpec
-from kvsim.substrate.simulated.adapter_steps import AdapterSteps
 from kvsim.substrate.simulated.clock import VirtualClock
 from kvsim.substrate.simulated.communication import Communication
 from kvsim.substrate.simulated.compute import counts_repeated
-from kvsim.substrate.simulated.drafted_steps import DraftedSteps
 from kvsim.substrate.simulated.ends import Followed, Leap
+from kvsim.substrate.simulated.engine_steps import engine_steps
 from kvsim.substrate.simulated.links import Flow
 from kvsim.substrate.simulated.noisy_steps import steps_of_run
 from kvsim.substrate.simulated.pipeline import Line, StageTimes
@@ -75,11 +74,7 @@ class SimulatedSubstrate:
         self.page_tokens, self.page_bytes = page_tokens, model.page_bytes(page_tokens)
         self.layers = model.layers
         self.hardware = hardware
-        self.steps = steps_of_run(model, hardware, seed=seed, engines=layout.engines)
-        if speculation is not None and speculation.is_on:
-            self.steps = DraftedSteps(self.steps, speculation)
-        if lora is not None and lora.is_on:
-            self.steps = AdapterSteps(self.steps, lora, hardware)
+        self.steps = engine_steps(steps_of_run(model, hardware, seed=seed, engines=layout.engines), hardware, speculation, lora)
         self._counts_repeated = counts_repeated(hardware)
         self.warm_steps = WarmSteps(self.steps, hardware, engines=layout.engines)
         self.wiring = Wiring(self.agenda, hardware, self.page_bytes, model.attention_layers, layout, links)

@@ -24,6 +24,7 @@ from kvsim.shadow.sources.playing import Playing
 from kvsim.shadow.sources.prompts import Prompts
 from kvsim.shadow.sources.proxy import Proxy
 from kvsim.shadow.sources.salt import Salt
+from tests.waiting import LONG_S, join
 
 SALT = Salt(b"s" * 32)
 DOC = list(range(1000, 1064))
@@ -67,7 +68,7 @@ class Shadowing:
         self._playing = Playing([self.source], self.feed, self._say)
         self._thread = Thread(target=self._run)
         self._thread.start()
-        assert self._is_up.wait(10)
+        assert self._is_up.wait(LONG_S)
 
     def _run(self) -> None:
         try:
@@ -100,8 +101,7 @@ class Shadowing:
 
     def join(self) -> None:
         """Wait for its end."""
-        self._thread.join(20)
-        assert not self._thread.is_alive()
+        join(self._thread)
 
 
 @contextmanager
@@ -159,10 +159,8 @@ def scripted(script: Script) -> Iterator[str]:
             yield f"http://127.0.0.1:{server.getsockname()[1]}"
         finally:
             server.shutdown(socket.SHUT_RDWR)
-            accepting.join(10)
-            for thread in threads:
-                thread.join(10)
-                assert not thread.is_alive()
+            join(accepting)
+            join(*threads)
 
 
 def request_of(connection: socket.socket) -> bytes:
@@ -193,7 +191,7 @@ def event(content: object) -> bytes:
 def raw(url: str, request: bytes) -> bytes:
     """Return everything that a server answers to these bytes until it closes the connection."""
     parts = urlsplit(url)
-    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=10) as connection:
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=LONG_S) as connection:
         connection.sendall(request)
         found = b""
         while part := connection.recv(65536):

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from kvsim.shadow.sources.live_events import LiveEvents, RecordedEvents
 from kvsim.shadow.sources.prompts import Prompts
 from tests.shadow.sources.shadowing import shadowing
 from tests.shadow.written import CLEARED, PAGE_TOKENS, batch, removed, stored
+from tests.waiting import LONG_S, join, wait_until
 
 PLAN = ("model=tiny", f"page_tokens={PAGE_TOKENS}", "rules=vllm", "tiers.gpu.capacity=8pages")
 BATCHES = [batch(100.0, stored("abcd")), batch(101.0, stored("abxy", 2)), batch(102.0, removed("abcd", "abc"))]
@@ -99,12 +99,12 @@ def publishing(batches: Sequence[EventBatch], ranks: int = 1) -> Iterator[list[t
 
     thread = Thread(target=loop.run_until_complete, args=(run(),))
     thread.start()
-    assert is_up.wait(10)
+    assert is_up.wait(LONG_S)
     try:
         yield addresses
     finally:
         loop.call_soon_threadsafe(stopped.set)
-        thread.join(10)
+        join(thread)
         loop.close()
 
 
@@ -113,9 +113,7 @@ def test_a_subscriber_that_comes_late_gets_a_replay_or_says_what_it_missed(has_r
     with publishing(BATCHES) as ((address, replay),):
         make = lambda prompts: LiveEvents(address, replay if has_replay else None, "", 1)  # noqa: E731
         with shadowing(make, PLAN) as shadow:
-            until = time.monotonic() + 10
-            while not shadow.shadow.snapshot().engines and time.monotonic() < until:
-                time.sleep(0.02)
+            wait_until(lambda: shadow.shadow.snapshot().engines)
     (engine,) = shadow.shadow.snapshot().engines
     assert engine.name == address
     if has_replay:

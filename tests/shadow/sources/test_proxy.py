@@ -3,7 +3,7 @@
 import json
 import re
 import socket
-import time
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -18,6 +18,7 @@ from kvsim.trace.mooncake import Mooncake
 from tests.servers.emulated import Faults, emulated
 from tests.shadow.sources.shadowing import ASKED, DOC, PLAIN, STREAM, chunk, event, proxy, raw, request_of, scripted, shadowing
 from tests.trace.models import make_model
+from tests.waiting import LONG_S, join, wait_until
 
 CACHED = re.compile(r'"cached_tokens":(\d+)')
 USAGE = {"prompt_tokens": 64, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 16}}
@@ -62,13 +63,13 @@ def test_a_stream_passes_event_by_event() -> None:
     def script(connection: socket.socket) -> None:
         request_of(connection)
         connection.sendall(STREAM + chunk(event({"choices": [{"index": 0, "text": " a"}]})))
-        assert goes_on.wait(10)
+        assert goes_on.wait(LONG_S)
         connection.sendall(chunk(event({"choices": [], "usage": USAGE}) + b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
     with (
         scripted(script) as server,
         shadowing(proxy(server)) as shadow,
-        httpx.stream("POST", shadow.url + "/v1/completions", json=ASKED) as answer,
+        httpx.stream("POST", shadow.url + "/v1/completions", json=ASKED, timeout=LONG_S) as answer,
     ):
         parts = answer.iter_raw()
         assert next(parts) == event({"choices": [{"index": 0, "text": " a"}]})  # before the server has sent the next
@@ -108,7 +109,7 @@ def test_a_ghost_with_the_servers_settings_finds_what_the_server_found(
             else:
                 body = {"prompt": prompt, "max_tokens": 3, "stream": stream}
                 body |= {"stream_options": {"include_usage": True}} if stream else {}
-            answer = httpx.post(shadow.url + path, json=body, timeout=20)
+            answer = httpx.post(shadow.url + path, json=body, timeout=LONG_S)
             assert answer.status_code == 200 and (answer.text.startswith("data: ") == stream)
             cached += [int(found) for found in CACHED.findall(answer.text)[-1:]]
     (ghost,) = shadow.shadow.snapshot().ghosts
@@ -130,9 +131,9 @@ def test_a_chat_is_known_with_its_answer_and_nothing_of_it_is_recorded(tmp_path:
 
     with scripted(script) as server, shadowing(proxy(server), record=record) as shadow:
         for asked in (messages, [*messages, said, {"role": "user", "content": "and more"}]):
-            assert (
-                httpx.post(shadow.url + "/v1/chat/completions", json={"model": "m", "messages": asked}).json()["usage"] == USAGE
-            )
+            body = {"model": "m", "messages": asked}
+            answer = httpx.post(shadow.url + "/v1/chat/completions", json=body, timeout=LONG_S)
+            assert answer.json()["usage"] == USAGE
     first, second = [json.loads(line) for line in record.read_text().splitlines()]
     whole = first["hash_ids"] + first["output_hash_ids"]
     assert len(whole) > len(first["hash_ids"]) > 3 and second["hash_ids"][: len(whole)] == whole
@@ -154,7 +155,7 @@ def test_a_chat_is_the_tokens_that_the_server_makes_of_it(dialect: str, stream: 
             messages.append({"role": "user", "content": question})
             body: dict[str, Any] = {"messages": messages, "max_tokens": 40, "stream": stream}
             body |= {"stream_options": {"include_usage": True}} if stream else {}
-            answer = httpx.post(shadow.url + "/v1/chat/completions", json=body, timeout=20)
+            answer = httpx.post(shadow.url + "/v1/chat/completions", json=body, timeout=LONG_S)
             assert answer.status_code == 200, answer.text
             texts = re.findall(r'"content": ?"([^"]*)"', answer.text)
             messages.append({"role": "assistant", "content": "".join(texts)})
@@ -166,9 +167,9 @@ def test_a_chat_is_the_tokens_that_the_server_makes_of_it(dialect: str, stream: 
 @pytest.mark.parametrize("status", [400, 429, 503])
 def test_a_refusal_passes_and_is_no_request(status: int) -> None:
     with emulated(PLAIN, faults=Faults(status={0: status})) as server, shadowing(proxy(server.url)) as shadow:
-        answer = httpx.post(shadow.url + "/v1/completions", json=ASKED)
+        answer = httpx.post(shadow.url + "/v1/completions", json=ASKED, timeout=LONG_S)
         assert answer.status_code == status and answer.json() == {"error": {"message": "not now"}}
-        assert httpx.post(shadow.url + "/v1/completions", json=ASKED, timeout=20).status_code == 200
+        assert httpx.post(shadow.url + "/v1/completions", json=ASKED, timeout=LONG_S).status_code == 200
     assert shadow.shadow.requests == 1 and shadow.lines == []
 
 
@@ -179,9 +180,9 @@ def test_a_cache_that_is_emptied_empties_the_ghosts(dialect: str, path: str, tmp
     where = "/generate" if dialect == "sglang" else "/v1/completions"
     with emulated(PLAIN, dialect=dialect, speed=1000.0) as server, shadowing(proxy(server.url), record=record) as shadow:
         for number in range(3):
-            assert httpx.post(shadow.url + where, json=asked, timeout=20).status_code == 200
+            assert httpx.post(shadow.url + where, json=asked, timeout=LONG_S).status_code == 200
             if number == 1:
-                assert httpx.post(shadow.url + path).status_code == 200
+                assert httpx.post(shadow.url + path, timeout=LONG_S).status_code == 200
     (ghost,) = shadow.shadow.snapshot().ghosts
     assert ghost.hit_rate == 48 / 192 and ghost.alike_requests == 3
     assert [name for line in record.read_text().splitlines() for name in json.loads(line) if name == "reset"] == ["reset"]
@@ -192,7 +193,7 @@ def test_a_cache_that_is_emptied_empties_the_ghosts(dialect: str, path: str, tmp
 def test_what_has_no_prompt_passes_too() -> None:
     with emulated(PLAIN) as server, shadowing(proxy(server.url)) as shadow:
         for path in ("/health", "/v1/models", "/metrics", "/nothing"):
-            straight, passed = (httpx.get(url + path) for url in (server.url, shadow.url))
+            straight, passed = (httpx.get(url + path, timeout=LONG_S) for url in (server.url, shadow.url))
             assert (passed.status_code, passed.content) == (straight.status_code, straight.content)
     assert shadow.shadow.requests == 0
 
@@ -203,7 +204,7 @@ def test_an_answer_without_a_body_passes() -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\nConnection: close\r\n\r\n")
 
     with scripted(script) as server, shadowing(proxy(server)) as shadow:
-        answer = httpx.head(shadow.url + "/health")
+        answer = httpx.head(shadow.url + "/health", timeout=LONG_S)
     assert (answer.status_code, answer.headers["Content-Length"], answer.content) == (200, "1000", b"")
 
 
@@ -213,19 +214,19 @@ def test_a_server_that_is_gone_breaks_the_clients_connection_in_one_line() -> No
     with shadowing(proxy(url)) as shadow:
         for _ in range(3):
             with pytest.raises(httpx.RemoteProtocolError):
-                httpx.post(shadow.url + "/v1/completions", json=ASKED)
+                httpx.post(shadow.url + "/v1/completions", json=ASKED, timeout=LONG_S)
     assert shadow.lines == [f"{url}: connection refused; the client's connection is broken, too"]
     assert shadow.feed.problems == {"server": 3} and shadow.shadow.requests == 0
 
 
 def test_a_server_that_dies_in_the_middle_of_a_stream_ends_it_in_the_middle() -> None:
     with emulated(PLAIN, faults=Faults(cut=frozenset({0}))) as server, shadowing(proxy(server.url)) as shadow:
-        with httpx.stream("POST", shadow.url + "/v1/completions", json={**ASKED, "stream": True}) as answer:
+        with httpx.stream("POST", shadow.url + "/v1/completions", json={**ASKED, "stream": True}, timeout=LONG_S) as answer:
             parts = answer.iter_raw()
             assert next(parts).startswith(b"data: {")
             with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
                 list(parts)
-        assert httpx.get(shadow.url + "/health").status_code == 200
+        assert httpx.get(shadow.url + "/health", timeout=LONG_S).status_code == 200
     assert shadow.shadow.requests == 1 and len(shadow.lines) == 1 and "broken, too" in shadow.lines[0]
 
 
@@ -235,37 +236,37 @@ def test_a_client_that_leaves_lets_the_server_know() -> None:
     def script(connection: socket.socket) -> None:
         request_of(connection)
         connection.sendall(STREAM + chunk(event({"choices": [{"index": 0, "text": " a"}]})))
-        assert connection.recv(1) == b""
+        with suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
         left.set()
 
     with scripted(script) as server, shadowing(proxy(server)) as shadow:
-        with httpx.stream("POST", shadow.url + "/v1/completions", json=ASKED) as answer:
+        with httpx.stream("POST", shadow.url + "/v1/completions", json=ASKED, timeout=LONG_S) as answer:
             next(answer.iter_raw())
-        assert left.wait(10)
+        assert left.wait(LONG_S)
     assert shadow.shadow.requests == 1 and shadow.lines == []
 
 
 def test_a_client_that_does_not_read_holds_the_server_back() -> None:
-    sent, part = [0], chunk(b"x" * 65536)
+    sent, part, is_held = [0], chunk(b"x" * 65536), Event()
 
     def script(connection: socket.socket) -> None:
         request_of(connection)
         connection.sendall(STREAM)
         connection.settimeout(0.3)
-        for _ in range(2000):
-            connection.sendall(part)
-            sent[0] += 65536
+        try:
+            for _ in range(2000):
+                connection.sendall(part)
+                sent[0] += 65536
+        finally:
+            is_held.set()
 
     with scripted(script) as server, shadowing(proxy(server, drain_s=0.0)) as shadow:
         parts = urlsplit(shadow.url)
         with socket.create_connection((parts.hostname, parts.port)) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
             connection.sendall(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
-            until = time.monotonic() + 20
-            before = -1
-            while before != sent[0] and time.monotonic() < until:
-                before = sent[0]
-                time.sleep(0.5)
+            assert is_held.wait(LONG_S)
     assert 0 < sent[0] < 2000 * 65536 / 2
 
 
@@ -278,16 +279,16 @@ def test_answers_under_way_may_end_when_it_stops(is_hurried: bool) -> None:
         connection.sendall(STREAM + chunk(event({"choices": [{"index": 0, "text": " a"}]})))
         begun.set()
         if not is_hurried:
-            assert goes_on.wait(10)
+            assert goes_on.wait(LONG_S)
             connection.sendall(chunk(event({"choices": [], "usage": USAGE})) + b"0\r\n\r\n")
         else:
             connection.recv(1)
 
     with scripted(script) as server, shadowing(proxy(server, drain_s=0.0 if is_hurried else 10.0)) as shadow:
-        with httpx.stream("POST", shadow.url + "/v1/completions", json=ASKED, timeout=20) as answer:
+        with httpx.stream("POST", shadow.url + "/v1/completions", json=ASKED, timeout=LONG_S) as answer:
             parts = answer.iter_raw()
             next(parts)
-            assert begun.wait(10)
+            assert begun.wait(LONG_S)
             shadow.feed.on_stop()
             goes_on.set()
             if is_hurried:
@@ -297,7 +298,7 @@ def test_answers_under_way_may_end_when_it_stops(is_hurried: bool) -> None:
                 assert b"usage" in b"".join(parts)
         shadow.join()
         with pytest.raises(httpx.ConnectError):
-            httpx.get(shadow.url + "/health")
+            httpx.get(shadow.url + "/health", timeout=LONG_S)
     assert shadow.shadow.requests == 1
     assert shadow.observed.hit_rate == (None if is_hurried else 16 / 64)
 
@@ -310,20 +311,18 @@ def test_a_long_answer_does_not_hold_up_those_behind_it(monkeypatch: pytest.Monk
         is_first = b"[7,7]" in request_of(connection)
         connection.sendall(STREAM + chunk(event({"choices": [{"index": 0, "text": " a"}]})))
         if is_first:
-            assert goes_on.wait(10)
+            assert goes_on.wait(LONG_S)
         connection.sendall(b"0\r\n\r\n")
 
     with (
         scripted(script) as server,
         shadowing(proxy(server, patience_s=0.1)) as shadow,
-        httpx.stream("POST", shadow.url + "/v1/completions", json={"prompt": [7, 7], "stream": True}) as slow,
+        httpx.stream("POST", shadow.url + "/v1/completions", json={"prompt": [7, 7], "stream": True}, timeout=LONG_S) as slow,
     ):
         parts = slow.iter_raw()
         next(parts)
-        assert httpx.post(shadow.url + "/v1/completions", content=json.dumps(ASKED)).status_code == 200
-        until = time.monotonic() + 10
-        while shadow.shadow.requests < 2 and time.monotonic() < until:
-            time.sleep(0.01)
+        assert httpx.post(shadow.url + "/v1/completions", content=json.dumps(ASKED), timeout=LONG_S).status_code == 200
+        wait_until(lambda: shadow.shadow.requests >= 2)
         assert shadow.shadow.requests == 2
         goes_on.set()
         list(parts)
@@ -364,7 +363,7 @@ def test_an_error_in_an_answer_is_no_request() -> None:
         connection.sendall(STREAM + chunk(event({"error": {"message": "too long"}})) + b"0\r\n\r\n")
 
     with scripted(script) as server, shadowing(proxy(server)) as shadow:
-        assert httpx.post(shadow.url + "/v1/completions", json=ASKED).status_code == 200
+        assert httpx.post(shadow.url + "/v1/completions", json=ASKED, timeout=LONG_S).status_code == 200
     assert shadow.shadow.requests == 0
 
 
@@ -374,16 +373,14 @@ def test_a_request_counts_though_its_answer_takes_longer_than_patience(monkeypat
 
     def script(connection: socket.socket) -> None:
         request_of(connection)
-        assert goes_on.wait(10)
+        assert goes_on.wait(LONG_S)
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
 
     with scripted(script) as server, shadowing(proxy(server, patience_s=0.1)) as shadow:
-        asking = Thread(target=lambda: httpx.post(shadow.url + "/v1/completions", json=ASKED))
+        asking = Thread(target=lambda: httpx.post(shadow.url + "/v1/completions", json=ASKED, timeout=LONG_S))
         asking.start()
-        until = time.monotonic() + 10
-        while shadow.shadow.requests < 1 and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_until(lambda: shadow.shadow.requests >= 1)
         goes_on.set()
-        asking.join(10)
+        join(asking)
     assert shadow.shadow.requests == 1 and shadow.feed.problems == {"patience": 1}
     assert "shadow.patience_s=0.1" in shadow.lines[0]

@@ -2,7 +2,6 @@
 
 import json
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -25,7 +24,8 @@ from tests.shadow.sources.shadowing import (
     request_of,
     scripted,
     shadowing,
-)  # fmt: skip
+)
+from tests.waiting import LONG_S, wait_until
 
 BODIES: dict[str, Callable[[], bytes]] = {
     "empty": lambda: b"",
@@ -57,7 +57,7 @@ def test_bodies_that_cannot_be_read_pass_and_are_counted(name: str) -> None:
     body = BODIES[name]()
     with scripted(script) as server, shadowing(proxy(server)) as shadow:
         for path in ("/v1/completions", "/v1/chat/completions", "/generate"):
-            assert httpx.post(shadow.url + path, content=body).status_code == 200
+            assert httpx.post(shadow.url + path, content=body, timeout=LONG_S).status_code == 200
     assert got == [body] * 3 and len(shadow.lines) <= 1 and shadow.error is None
     assert all("left out" in line and "nonsense" not in line for line in shadow.lines)
 
@@ -78,7 +78,7 @@ def test_what_is_no_request_reaches_nobody(request_bytes: bytes) -> None:
     with emulated(PLAIN) as server, shadowing(proxy(server.url)) as shadow:
         answer = raw(shadow.url, request_bytes)
         assert answer == b"" or b" 400 " in answer.split(b"\r\n")[0]
-        assert httpx.get(shadow.url + "/health").status_code == 200
+        assert httpx.get(shadow.url + "/health", timeout=LONG_S).status_code == 200
     assert server.served == [] and shadow.shadow.requests == 0
 
 
@@ -89,7 +89,7 @@ def test_what_names_another_server_reaches_nobody(line: bytes) -> None:
     with emulated(PLAIN) as server, shadowing(proxy(server.url)) as shadow:
         answer = raw(shadow.url, line + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert b" 400 " in answer.split(b"\r\n")[0]
-        assert httpx.post(shadow.url + "/v1/completions", json=ASKED, timeout=20).status_code == 200
+        assert httpx.post(shadow.url + "/v1/completions", json=ASKED, timeout=LONG_S).status_code == 200
     assert len(server.served) == 1 and shadow.shadow.requests == 1 and shadow.lines == [] and shadow.error is None
 
 
@@ -97,8 +97,8 @@ def test_a_session_that_is_no_text_is_a_session(tmp_path: Path) -> None:
     record = tmp_path / "trace.jsonl"
     body = json.dumps({**ASKED, "session_id": "\ud800", "cache_salt": "\udfff"}).encode()
     with emulated(PLAIN, speed=1000.0) as server, shadowing(proxy(server.url), record=record) as shadow:
-        httpx.post(shadow.url + "/v1/completions", content=body, timeout=20)
-        httpx.post(shadow.url + "/v1/completions", json=ASKED, headers={b"X-Session-ID": b"\xff"}, timeout=20)
+        httpx.post(shadow.url + "/v1/completions", content=body, timeout=LONG_S)
+        httpx.post(shadow.url + "/v1/completions", json=ASKED, headers={b"X-Session-ID": b"\xff"}, timeout=LONG_S)
     assert shadow.error is None and shadow.lines == []
     assert "session_id" in record.read_text().splitlines()[-1]
 
@@ -108,16 +108,16 @@ def test_a_client_that_leaves_within_its_request_reaches_nobody() -> None:
         parts = urlsplit(shadow.url)
         with socket.create_connection((parts.hostname, parts.port)) as connection:
             connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{")
-        assert httpx.get(shadow.url + "/health").status_code == 200
+        assert httpx.get(shadow.url + "/health", timeout=LONG_S).status_code == 200
     assert server.served == [] and shadow.lines == []
 
 
 def test_a_body_in_chunks_and_one_that_waits_for_a_sign_arrive_whole() -> None:
     body = json.dumps(ASKED).encode()
     with emulated(PLAIN, speed=1000.0) as server, shadowing(proxy(server.url)) as shadow:
-        assert httpx.post(shadow.url + "/v1/completions", content=iter([body[:9], body[9:]]), timeout=20).status_code == 200
+        assert httpx.post(shadow.url + "/v1/completions", content=iter([body[:9], body[9:]]), timeout=LONG_S).status_code == 200
         parts = urlsplit(shadow.url)
-        with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
+        with socket.create_connection((parts.hostname, parts.port), timeout=LONG_S) as connection:
             head = b"Host: x\r\nExpect: 100-continue\r\nConnection: close\r\nContent-Length: %d" % len(body)
             connection.sendall(b"POST /v1/completions HTTP/1.1\r\n" + head + b"\r\n\r\n")
             assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -132,7 +132,7 @@ def test_requests_pass_while_the_shadow_is_behind(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("kvsim.shadow.sources.feed.MOST_BYTES", 10)
     with emulated(PLAIN, speed=1000.0) as server, shadowing(proxy(server.url)) as shadow:
         for _ in range(2):
-            assert httpx.post(shadow.url + "/v1/completions", json=ASKED, timeout=20).status_code == 200
+            assert httpx.post(shadow.url + "/v1/completions", json=ASKED, timeout=LONG_S).status_code == 200
     assert shadow.lines == ["the shadow is behind: requests pass without being seen"] and shadow.feed.problems == {"behind": 2}
     assert shadow.shadow.requests == 0
 
@@ -145,12 +145,10 @@ def test_requests_pass_after_the_shadow_has_failed(monkeypatch: pytest.MonkeyPat
         shadow = Shadowing(proxy(server.url))
         monkeypatch.setattr(shadow.shadow, "request", fail)
         for _ in range(3):
-            assert httpx.post(shadow.url + "/v1/completions", json=ASKED, timeout=20).status_code == 200
-        until = time.monotonic() + 10
-        while not shadow.lines and time.monotonic() < until:
-            time.sleep(0.01)
+            assert httpx.post(shadow.url + "/v1/completions", json=ASKED, timeout=LONG_S).status_code == 200
+        wait_until(lambda: shadow.lines)
         assert "the shadow has failed and sees nothing any more; requests still pass" in shadow.lines[0]
-        assert httpx.post(shadow.url + "/v1/completions", json=ASKED, timeout=20).status_code == 200
+        assert httpx.post(shadow.url + "/v1/completions", json=ASKED, timeout=LONG_S).status_code == 200
         shadow.interrupt()
         shadow.join()
     assert isinstance(shadow.error, ZeroDivisionError)

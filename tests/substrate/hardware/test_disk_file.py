@@ -17,6 +17,7 @@ from kvsim.errors import UsageError
 from kvsim.files.locking import InUse
 from kvsim.substrate.hardware.disk.disk_file import DiskFile
 from kvsim.substrate.hardware.disk.disk_job import BLOCK_BYTES
+from tests.waiting import LONG_S, join
 
 ROOT = Path(__file__).resolve().parents[3]
 Open = Callable[..., DiskFile]
@@ -60,14 +61,14 @@ def write(disk: DiskFile, pages: dict[int, int], cancelled: Callable[[], bool] =
     for row, number in enumerate(pages.values()):
         host[row] = page(number, disk.page_bytes)
     rows, keys = np.arange(len(pages)), [key(number) for number in pages.values()]
-    return disk.write(np.array(list(pages)), keys, host, rows, cancelled=cancelled).result(timeout=20)
+    return disk.write(np.array(list(pages)), keys, host, rows, cancelled=cancelled).result(timeout=LONG_S)
 
 
 def read(disk: DiskFile, pages: dict[int, int], cancelled: Callable[[], bool] = lambda: False) -> int:
     """Read pages, given by slot and number; how many arrived. Their bytes are compared."""
     host = memory(len(pages), disk.page_bytes)
     rows, keys = np.arange(len(pages))[::-1], [key(number) for number in pages.values()]
-    arrived = disk.read(np.array(list(pages)), keys, host, rows, cancelled=cancelled).result(timeout=20)
+    arrived = disk.read(np.array(list(pages)), keys, host, rows, cancelled=cancelled).result(timeout=LONG_S)
     for row, number in list(zip(rows.tolist(), pages.values(), strict=True))[:arrived]:
         assert (host[row] == page(number, disk.page_bytes)).all(), f"page {number} has other bytes"
     return arrived
@@ -99,12 +100,12 @@ def test_every_page_comes_back_from_any_slot_to_any_row(disk: Open, page_bytes: 
         for row, number in zip(rows.tolist(), names, strict=True):
             host[row] = page(number, page_bytes)
         written = file.write(slots, [key(number) for number in names], host, rows, cancelled=lambda: False)
-        assert written.result(timeout=20) == len(slots)
+        assert written.result(timeout=LONG_S) == len(slots)
         there.update(zip(slots.tolist(), names, strict=True))
         slots, rows = np.array(list(there)), rng.permutation(pages)[: len(there)]
         host[:] = 0
         arrived = file.read(slots, [key(number) for number in there.values()], host, rows, cancelled=lambda: False)
-        assert arrived.result(timeout=20) == len(there)
+        assert arrived.result(timeout=LONG_S) == len(there)
         assert all((host[row] == page(number, page_bytes)).all() for row, number in zip(rows, there.values(), strict=True))
     assert not faults(file)
 
@@ -151,8 +152,7 @@ def test_lists_of_many_threads_do_not_disturb_each_other(disk: Open) -> None:
     threads = [threading.Thread(target=use, args=(first,)) for first in (0, 16, 32, 48)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(timeout=20)
+    join(*threads)
     assert done == [True] * 24 and not faults(file)
 
 
@@ -331,7 +331,7 @@ def test_a_worker_that_fails_says_so_and_nothing_waits_for_it(disk: Open, monkey
     monkeypatch.setattr(os, "pwritev", torn)
     host = memory(1, file.page_bytes)
     written = file.write(np.array([0]), [key(9)], host, np.array([0]), cancelled=lambda: False)
-    assert isinstance(written.exception(timeout=20), MemoryError)
+    assert isinstance(written.exception(timeout=LONG_S), MemoryError)
     assert disk(page_bytes=2 * BLOCK_BYTES).recovered() == {key(2): 1}
 
 
@@ -392,17 +392,17 @@ def test_closing_ends_what_is_under_way_and_may_be_done_twice(disk: Open) -> Non
 
     def held() -> bool:
         begun.set()
-        return not go_on.wait(timeout=20)
+        return not go_on.wait(timeout=LONG_S)
 
     host, slots, keys = memory(4, BLOCK_BYTES), np.arange(4), [key(slot) for slot in range(4)]
     written = [file.write(slots, keys, host, slots, cancelled=held) for _ in range(3)]
-    assert begun.wait(timeout=20)
+    assert begun.wait(timeout=LONG_S)
     closing = threading.Thread(target=file.close)
     closing.start()
     while not file.is_closed:
         pass
     go_on.set()
-    closing.join(timeout=20)
+    join(closing)
     file.close()
     assert [future.result(timeout=0) for future in written] == [4, 0, 0]
     with pytest.raises(ValueError, match="the disk file is closed"):

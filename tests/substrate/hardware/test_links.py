@@ -6,6 +6,8 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
+from tests.waiting import LONG_S
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
@@ -142,7 +144,7 @@ class Shelf:
         self.has_begun.set()
 
         def carry():
-            self.go_on.wait(10)
+            self.go_on.wait(LONG_S)
             answer.set_result(1 if cancelled() else len(slots))
 
         threading.Thread(target=carry).start()
@@ -164,7 +166,7 @@ def test_a_disk_carries_one_flight_after_another_and_a_cancelled_one_not_at_all(
     for one, _ in both:
         link.send(one)
     assert meter.queued_s() == pytest.approx(4 * PAGE_BYTES / 1e6)
-    assert shelf.has_begun.wait(10)
+    assert shelf.has_begun.wait(LONG_S)
     link.cancel(second.number)
     link.cancel(first.number)
     shelf.go_on.set()

@@ -5,10 +5,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
+
+from tests.waiting import wait_until
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -178,10 +179,8 @@ def test_processes_end_when_the_one_that_started_them_is_killed():
     ended = subprocess.run([sys.executable, "-c", KILLS_ITSELF], capture_output=True, text=True, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     pids = [int(pid) for pid in ended.stdout.split()]
-    until = time.monotonic() + 10
-    while any(is_running(pid) for pid in pids) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert len(pids) == 2 and not any(is_running(pid) for pid in pids)
+    wait_until(lambda: not any(is_running(pid) for pid in pids))
+    assert len(pids) == 2
 
 
 @pytest.mark.long

@@ -6,6 +6,8 @@ import threading
 import numpy as np
 import pytest
 
+from tests.waiting import join
+
 pytest.importorskip("torch")
 
 from kvsim.model.spec import ModelSpec
@@ -53,8 +55,7 @@ def test_all_ranks_end_a_leap_after_the_same_step():
     while steps[0] < 20:
         assert max(steps) - min(steps) <= 1
     stopped.set()
-    for one in ranks:
-        one.join(20)
+    join(*ranks)
     os.close(file)
     assert len(set(steps)) == 1 and 20 <= steps[0] < 10_000
 
