@@ -217,6 +217,8 @@ class ContinuousBatching(Schedule):
                     self.mover.submit(lease.waits)
                 if fits and (len(running) or self._flight or cache.in_flight):
                     break
+                if fits and running.loading.gives_way():
+                    continue
                 waiting.reject(job)
                 self.frontend.book.reject(request)
                 self.frontend.ended(request, self.number)
