@@ -78,7 +78,7 @@ class ToolCallPrefetch(NoPrefetch):
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
-        context.require("after", "requests that arrive when others have ended, as with trace.arrivals=closed_loop,")
+        context.require("after", "requests that arrive when others have ended (trace.arrivals=closed_loop)")
         self._context = context
         self._durations: dict[str, Durations] = {}
 

@@ -121,8 +121,8 @@ def test_what_is_kept_for_a_call_gives_way_to_a_request_when_nothing_else_runs()
 
 
 def test_a_request_waits_for_what_is_kept_while_another_one_runs() -> None:
-    """a to d are back at 31 s and kept until 17 + 30 s. The third request computes from 20 to 25 s and decodes with 7 pages in the
-    end; the fourth needs 5, and is admitted at 47 s."""
+    """a to d are back at 31 s and kept until 17 + 30 s. The third request computes from 20 to 25 s and then decodes with up to 7
+    pages; the fourth needs 5, and is admitted at 47 s."""
     small = engine(Planned(begin_s=10.0, until_s=30.0), gpu=12, hardware={"memory_bytes_per_s": MODEL.weight_bytes(1)})
     outcome = small.serve(
         ask("abcd"), ask("abcde", after=0, delay_s=100.0), ask("m", at=20.0, output=24), ask("wxyz", at=32.0, output=1)
