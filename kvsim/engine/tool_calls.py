@@ -64,9 +64,10 @@ class ToolCalls(KeptPages):
     """The calls of the sessions of one engine.
 
     offload    when a call begins, or when the last write-down of the request's pages has ended
-    upload     a lease like a request's: slots are reserved, pages evicted for them, and loaded in one piece or not at all. What
-               has come back is pinned until the session's next request is admitted, or for as long as the policy says
-    give way   pinned pages are let go of, the latest expected first, if a running request needs their room or nothing runs
+    upload     unless requests wait: a lease like a request's, for which slots are reserved and pages evicted, and all pages are
+               loaded or none. What has come back is pinned until the session's next request is admitted, or for as long as the
+               policy says
+    give way   pinned pages are let go of, the latest expected first, if a waiting or a running request needs their room
     """
 
     def __init__(
@@ -223,7 +224,7 @@ class ToolCalls(KeptPages):
         return Upload(number(self._policy_name, name, answer.begin_s), number(self._policy_name, name, answer.until_s))
 
     def _bring_back(self, call: Call) -> None:
-        """Begin to load what tiers below have of a call's path, if there is room for all of it."""
+        """Begin to load what tiers below have of a call's path, if no request waits and there is room for all of it."""
         upload = call.upload
         if upload is None or upload.until_s <= self.env.now - call.began_s:
             return
@@ -231,7 +232,7 @@ class ToolCalls(KeptPages):
         pages = lease.lower_pages
         if not pages:
             return
-        if not self.cache.admit(lease, lease.gpu_pages + pages, self.env.now, pages):
+        if self.queue or not self.cache.admit(lease, lease.gpu_pages + pages, self.env.now, pages):
             self.counts.no_room_uploads += 1
             return
         call.lease, call.first_page, call.expected_pages = lease, lease.gpu_pages, pages

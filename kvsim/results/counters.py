@@ -18,7 +18,7 @@ COUNTERS = {
         "uploaded_pages": "loaded to the GPU before a call was expected to end",
         "used_pages": "uploaded, and found on the GPU by the request that continues the call",
         "wasted_pages": "uploaded, and not found there: evicted before it came, or it was sent to another engine",
-        "no_room_uploads": "calls whose pages were not uploaded, for lack of room on the GPU",
+        "no_room_uploads": "calls whose pages were not uploaded, since requests waited or the GPU had no room",
     },
     "placement": {
         "written_pages": "copied to a tier below",

@@ -30,8 +30,8 @@ PLANNED = partial(Planned, begin_s=10.0)
 
 def two(*engines: int, **settings: Any) -> SmallCluster:
     """Two engines over one CPU tier, which write back; ``engines`` serve the requests in turn."""
-    known = {"gpu": 10, "cpu": 20, "placement": WriteBack, "settings": {"overlap": "none"}} | settings
-    return small_cluster(prefetch=PLANNED, routing=Sent(*engines), hosts=(0, 0), **known)
+    known: dict[str, Any] = {"gpu": 10, "cpu": 20, "placement": WriteBack, "settings": {"overlap": "none"}}
+    return small_cluster(prefetch=PLANNED, routing=Sent(*engines), hosts=(0, 0), **(known | settings))
 
 
 def test_an_upload_is_wasted_if_the_next_request_is_sent_elsewhere() -> None:
@@ -100,12 +100,13 @@ def test_no_order_of_events_breaks_what_is_kept_for_calls(data: st.DataObject) -
     shape = draw(st.sampled_from(SHAPES))
     until_s = draw(st.sampled_from([0.5, 8.0, 200.0, inf]))
     begin_s = draw(st.sampled_from([None, 0.0, 3.0, 20.0]))
+    placements: list[Any] = [draw(PLACEMENTS), draw(PLACEMENTS)]
     cluster = small_cluster(
         gpu=draw(st.integers(3, 14)),
         cpu=draw(st.integers(1, 14)),
         disk=draw(st.integers(1, 14)) if tiers > 2 else 0,
         eviction=draw(st.sampled_from([LRU, FIFO])),
-        placement=[draw(PLACEMENTS), draw(PLACEMENTS)],
+        placement=placements,
         prefetch=partial(Planned, offloads=draw(st.booleans()), begin_s=begin_s, until_s=until_s),
         routing=RoundRobin(),
         hardware=draw(machines()),

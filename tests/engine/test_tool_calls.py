@@ -9,7 +9,7 @@ from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import ToolCall
 from tests.engine.calling import Planned, calls_of
-from tests.engine.small import MODEL, SmallEngine, ask, hits, seconds, small_engine
+from tests.engine.small import SmallEngine, ask, hits, seconds, small_engine
 
 NEXT = ask("abcdef", after=0, delay_s=20.0)
 """Continues a request of the pages a to d, which is computed in 17 s: it arrives at 37 s."""
@@ -17,7 +17,8 @@ NEXT = ask("abcdef", after=0, delay_s=20.0)
 
 def engine(policy: Planned, **settings: Any) -> SmallEngine:
     """An engine whose steps wait for all loads, over two tiers that write back unless told otherwise."""
-    made = small_engine(**{"gpu": 10, "cpu": 10, "placement": WriteBack, "overlap": "none", "prefetch": policy} | settings)
+    known: dict[str, Any] = {"gpu": 10, "cpu": 10, "placement": WriteBack, "overlap": "none", "prefetch": policy}
+    made = small_engine(**(known | settings))
     made.is_checked = True
     return made
 
@@ -111,8 +112,17 @@ def test_the_policy_knows_what_waits_and_what_is_free() -> None:
     assert call.free_pages == 11 - 4 - 3 and call.duration_s != call.duration_s
 
 
-def test_what_is_kept_for_a_call_gives_way_to_a_request_when_nothing_else_runs() -> None:
-    """a to d are back at 31 s. At 32 s, 6 pages are needed of 8: at once, and the four are written to the CPU tier already."""
+@pytest.mark.parametrize(("until_s", "expected"), [(1000.0, (4, 0, 0)), (20.0, (3, 1, 0))])
+def test_what_is_kept_is_evicted_last(until_s: float, expected: tuple[int, ...]) -> None:
+    """a to d are back at 31 s, and used less recently than u to w, of which one page has to leave at 50 s; or d, from 37 s on."""
+    small = engine(Planned(begin_s=10.0, until_s=until_s))
+    outcome = small.serve(ask("abcd"), ask("abcde", after=0, delay_s=100.0), ask("uvw", at=32.0), ask("opq", at=50.0))
+    assert hits(outcome, 1) == expected
+    assert calls_of(small)["used"] == expected[0]
+
+
+def test_what_is_kept_gives_way_to_a_request_that_waits() -> None:
+    """a to d are back at 31 s. At 32 s, 6 pages are needed of 8: at once, since the four are in the CPU tier, too."""
     small = engine(Planned(begin_s=10.0), gpu=8)
     outcome = small.serve(ask("abcd"), ask("abcde", after=0, delay_s=100.0), ask("uvwxy", at=32.0))
     assert outcome.ttft_s[2] == seconds(21.0)
@@ -120,15 +130,12 @@ def test_what_is_kept_for_a_call_gives_way_to_a_request_when_nothing_else_runs()
     assert calls_of(small) == {"calls": 1, "offloads": 1, "offloaded": 4, "uploads": 1, "uploaded": 4, "used": 2, "wasted": 2}
 
 
-def test_a_request_waits_for_what_is_kept_while_another_one_runs() -> None:
-    """a to d are back at 31 s and kept until 17 + 30 s. The third request computes from 20 to 25 s and then decodes with up to 7
-    pages; the fourth needs 5, and is admitted at 47 s."""
-    small = engine(Planned(begin_s=10.0, until_s=30.0), gpu=12, hardware={"memory_bytes_per_s": MODEL.weight_bytes(1)})
-    outcome = small.serve(
-        ask("abcd"), ask("abcde", after=0, delay_s=100.0), ask("m", at=20.0, output=24), ask("wxyz", at=32.0, output=1)
-    )
-    assert outcome.columns["queue_s"][3] == seconds(47.0 - 32.0)
-    assert calls_of(small)["wasted"] == 4, "evicted for the fourth"
+def test_nothing_comes_back_while_requests_wait() -> None:
+    """At 27 s, one request computes, and another one waits for its turn."""
+    small = engine(Planned(begin_s=10.0), gpu=20, max_running_requests=1)
+    outcome = small.serve(ask("abcd"), ask("abcde", after=0, delay_s=100.0), ask("uvw", at=22.0), ask("opq", at=26.0))
+    assert hits(outcome, 1) == (0, 4, 0)
+    assert calls_of(small) == {"calls": 1, "offloads": 1, "offloaded": 4, "no_room_uploads": 1}
 
 
 def test_what_is_kept_gives_way_to_an_answer_that_grows() -> None:
