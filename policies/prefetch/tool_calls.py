@@ -50,6 +50,7 @@ class ToolCallPrefetch(NoPrefetch):
     With `foresight`, the call's true duration is its prediction: a bound for better predictions, not a policy to deploy.
     """
 
+    offloads: bool = True
     margin: float = 1.0
     only_for_waiting: bool = True
     uploads: bool = True
@@ -64,6 +65,8 @@ class ToolCallPrefetch(NoPrefetch):
         check_settings(self, Real(above=0, most=1), "quantile")
         check_settings(self, Whole(1), "window_calls")
         check_settings(self, SECONDS, "lead_s", "keep_s")
+        if not (self.offloads or self.uploads):
+            raise ValueError("offloads and uploads are both false, so that nothing moves during calls: choose prefetch=none")
 
     @property
     def reads_hardware(self) -> bool:
@@ -74,6 +77,8 @@ class ToolCallPrefetch(NoPrefetch):
         return self.foresight
 
     def without_effect(self) -> Sequence[str]:
+        if not self.offloads:
+            return "margin", "only_for_waiting"
         return () if self.uploads else ("lead_s", "keep_s")
 
     def bind(self, context: PolicyContext) -> None:
@@ -90,6 +95,8 @@ class ToolCallPrefetch(NoPrefetch):
         return nan if known is None else known.quantile_s(self.quantile)
 
     def offload(self, call: ToolCall) -> bool:
+        if not self.offloads:
+            return False
         context = self._context
         moves_s = context.host_load_s(call.idle_pages)
         if call.unwritten_pages:

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from kvsim.cluster.calls import CallsUnderWay
 from kvsim.cluster.failure import Failure
 from kvsim.core.request import RESETS, Reset
-from kvsim.policies.eviction.fifo import FIFO
-from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.routing.round_robin import RoundRobin
 from tests.cluster.small_cluster import Sent, SmallCluster, small_cluster
 from tests.engine.calling import Planned, calls_of
 from tests.engine.drawn import PLACEMENTS, SETTINGS, WORDS, machines
 from tests.engine.small import Ask, ask, hits, make_requests, seconds
+from tests.policies.small import POLICIES, policy_of
 
 SHAPES: list[dict[str, Any]] = [
     {"hosts": (0,)},
@@ -105,7 +104,7 @@ def test_no_order_of_events_breaks_what_is_kept_for_calls(data: st.DataObject) -
         gpu=draw(st.integers(3, 14)),
         cpu=draw(st.integers(1, 14)),
         disk=draw(st.integers(1, 14)) if tiers > 2 else 0,
-        eviction=draw(st.sampled_from([LRU, FIFO])),
+        eviction=partial(policy_of, draw(st.sampled_from(POLICIES))),
         placement=placements,
         prefetch=partial(Planned, offloads=draw(st.booleans()), begin_s=begin_s, until_s=until_s),
         routing=RoundRobin(),

@@ -43,6 +43,11 @@ def test_no_disk_is_needed() -> None:
             "prefetch.keep_s has no effect with these settings of ToolCallPrefetch",
         ),
         (
+            [*ON_CPU, "prefetch.offloads=false", "prefetch.margin=3"],
+            "simulate",
+            "prefetch.margin has no effect with these settings of ToolCallPrefetch",
+        ),
+        (
             ["prefetch=tool_calls", "tiers.disk.capacity=10GiB", "tiers.disk.below=gpu"],
             "simulate",
             "prefetch: ToolCallPrefetch has no effect without a CPU tier",

@@ -75,6 +75,8 @@ def test_the_whole_path_is_back_when_the_call_is_expected_to_end() -> None:
     assert times(bound(foresight=True, lead_s=1.5, keep_s=7.0).upload(call(lasts=30.0))) == (20.5, 37.0)
     assert times(bound(foresight=True).upload(call(lasts=3.0))) == (0.0, 5.0), "at once, if there is too little time"
     assert bound(foresight=True, uploads=False).upload(call(lasts=30.0)) is None
+    only_up = bound(foresight=True, offloads=False)
+    assert not only_up.offload(call(lasts=1e6)) and times(only_up.upload(call(lasts=30.0))) == (22.0, 32.0)
 
 
 def test_without_foresight_the_true_duration_is_not_asked_for() -> None:
@@ -132,6 +134,7 @@ def test_a_session_of_equal_pauses_is_loaded_ahead_from_its_second_call_on() -> 
         ({"window_calls": 0}, "window_calls must be at least 1, not 0"),
         ({"keep_s": -1}, "keep_s"),
         ({"lead_s": inf}, "lead_s"),
+        ({"offloads": False, "uploads": False}, "offloads and uploads are both false, so that nothing moves during calls"),
     ],
 )
 def test_a_setting_out_of_range_is_refused(settings: dict[str, Any], message: str) -> None:
