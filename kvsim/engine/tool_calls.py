@@ -90,6 +90,8 @@ class ToolCalls(KeptPages):
         self._wake = wake
         self._calls: dict[int, Call] = {}
         """By the index of the request that continues a call."""
+        self._kept: dict[Call, None] = {}
+        """Those for which pages are pinned, or slots reserved."""
 
     # --- from the beginning of a call to its end -----------------------------------------------------------------------------
 
@@ -132,8 +134,8 @@ class ToolCalls(KeptPages):
     def give_way(self) -> bool:
         """Let go of what is kept for the call that is expected to end last."""
         last: Call | None = None
-        for call in self._calls.values():
-            if call.lease is not None and (last is None or call.began_s + _until_s(call) > last.began_s + _until_s(last)):
+        for call in self._kept:
+            if last is None or call.began_s + _until_s(call) > last.began_s + _until_s(last):
                 last = call
         if last is None:
             return False
@@ -172,6 +174,7 @@ class ToolCalls(KeptPages):
         """Give back what is kept for a call. What is on its way arrives nevertheless."""
         lease, call.lease = call.lease, None
         if lease is not None:
+            del self._kept[call]
             self.cache.release(lease, LOST, self.env.now)
             self._wake()
 
@@ -236,6 +239,7 @@ class ToolCalls(KeptPages):
             self.counts.no_room_uploads += 1
             return
         call.lease, call.first_page, call.expected_pages = lease, lease.gpu_pages, pages
+        self._kept[call] = None
         if lease.waits:
             self.mover.submit(lease.waits)
         if upload.until_s < inf:

@@ -65,14 +65,18 @@ class ToolCall:
 
 
 class Upload:
-    """When the pages of a call are brought back to the GPU, in seconds after its beginning, and how long they are kept there."""
+    """When the pages of a call are brought back to the GPU, in seconds after its beginning, and how long they are kept there.
+
+    They are not brought back if requests wait then, or if there is no room for all of them.
+    """
 
     __slots__ = ("begin_s", "until_s")
 
     def __init__(self, begin_s: float, until_s: float) -> None:
         self.begin_s = begin_s
         self.until_s = until_s
-        """Until then they cannot be evicted, unless the request that continues the call has been admitted before."""
+        """Until then, or until the request that continues the call has been admitted, they are evicted only if another request
+        would have to wait for room."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -42,9 +42,10 @@ class ToolCallPrefetch(NoPrefetch):
 
     predicted    the `quantile` of the last `window_calls` calls of the same kind on this engine: the kind of the request that
                  has ended. Without any, nothing is predicted, offloaded or uploaded
-    offload      if predicted > margin * (write the unwritten pages + load them all again), and either requests wait that need
-                 more pages than are free, or only_for_waiting is false
-    upload       from predicted - lead_s - (load the whole path) on, kept until predicted + keep_s
+    offload      if offloads, and predicted > margin * (write the unwritten pages + load all of them again), and requests wait
+                 that need more pages than are free, or only_for_waiting is false
+    upload       from predicted - lead_s - (load the whole path) on, unless requests wait then; evicted last until predicted +
+                 keep_s
     while waiting, at admission    as none
 
     With `foresight`, the call's true duration is its prediction: a bound for better predictions, not a policy to deploy.
