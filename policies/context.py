@@ -98,6 +98,12 @@ class PolicyContext:
         n_bytes = pages * self.model.page_bytes(self.page_tokens)
         return self.hardware.host_latency_s + n_bytes / self.hardware.total_host_to_device_bytes_per_s
 
+    def host_write_s(self, pages: int) -> float:
+        """Return the seconds to write ``pages`` pages from the GPU to host memory over an idle link."""
+        assert self.model is not None and self.hardware is not None
+        n_bytes = pages * self.model.page_bytes(self.page_tokens)
+        return self.hardware.host_latency_s + n_bytes / self.hardware.total_device_to_host_bytes_per_s
+
     def read_s(self, tier: str, pages: int) -> float:
         """Return the seconds to read ``pages`` pages from an idle tier below host memory, such as the disk, to host memory."""
         assert self.model is not None and self.hardware is not None

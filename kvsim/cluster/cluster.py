@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from simpy import Event
 
+from kvsim.cluster.calls import CallsUnderWay
 from kvsim.cluster.failure import Failure
 from kvsim.cluster.hand_over import HandOver
 from kvsim.cluster.homeless import Homeless, give
@@ -55,6 +56,7 @@ class Cluster(Frontend):
         self.samples = samples
         self.scaler = scaler
         self.caches: list[ServedCache] = list(dict.fromkeys([engine.cache for engine in engines]))
+        self.calls = CallsUnderWay(engines) if any(engine.calls for engine in engines) else None
         self.is_done = False
         self._all_ended = self.env.event()
         self._followers: dict[int, list[int]] = {}
@@ -174,6 +176,8 @@ class Cluster(Frontend):
                 self._reset(reset)
         now = self.env.now
         self.book.arrived(request, now)
+        if self.calls is not None:
+            self.calls.returned(request)
         if self.scaler is not None:
             self.scaler.load.arrived(request, now)
         requests = self.samples.first(request)
@@ -295,8 +299,11 @@ class Cluster(Frontend):
         self._one_less()
         if self._advance:
             self._advance(self._count - self._unfinished)
-        for number in self._followers.pop(index, ()):
-            follower = self.book.requests[number]
+        followers = [self.book.requests[number] for number in self._followers.pop(index, ())]
+        if self.calls is not None:
+            is_answered = self.book.columns["status"][index] != REJECTED
+            self.calls.ended(request, engine, followers, is_answered=is_answered)
+        for follower in followers:
             if not follower.joins or self._waits_no_longer(follower):
                 arrival = self.env.timeout(follower.delay_s, follower)
                 arrival.callbacks.append(lambda event: self._arrive(event.value))
@@ -327,6 +334,8 @@ class Cluster(Frontend):
             self.router.first_token(request, engine, self.env.now)
 
     def prepares(self, job: Job, engine: int) -> bool:
+        if self.calls is not None:
+            self.calls.sent(job.request, engine)
         return self.hand_over is None or self.hand_over.prepares(job, self.engines[engine])
 
     def continues(self, job: Job, engine: int) -> bool:

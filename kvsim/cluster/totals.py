@@ -33,6 +33,7 @@ def outcome_of(
         retractions=sum([engine.schedule.retractions for engine in engines]),
         drafts=summed([engine.schedule.drafts for engine in engines]),
         adapter_use=summed([engine.schedule.adapter_use for engine in engines]),
+        tool_calls=summed([engine.calls.result() if engine.calls is not None else {} for engine in engines]),
         lost_to_disagreement=disagreement(engines),
         scaling=scaling,
         simulated_s=ended_s,

@@ -3,7 +3,7 @@
 from math import inf
 
 from kvsim.core.check import Held, check
-from kvsim.core.lease import FINISHED, FIRST, FOR_DECODE, HANDED_OVER, KNOWN, LOOK, LOST, NO_PATH, Lease
+from kvsim.core.lease import AHEAD, FINISHED, FIRST, FOR_DECODE, HANDED_OVER, KNOWN, LOOK, LOST, NO_PATH, Lease
 from kvsim.core.loading import LowerTiers, gaps_of
 from kvsim.core.persistent import PersistentPrompts
 from kvsim.core.request import Request
@@ -59,7 +59,7 @@ class Cache(ServedCache):
                 kept = request.pages_outside_images(lease.gpu_pages + lease.leading_pages, self.page_tokens)
                 lease.gpu_pages = min(lease.gpu_pages, kept)
                 lease.leading_pages = kept - lease.gpu_pages
-        if self.watches and why != LOOK:
+        if self.watches and why not in (LOOK, AHEAD):
             for watch in self.watches:
                 watch.matched(lease)
         return lease
@@ -122,7 +122,7 @@ class Cache(ServedCache):
 
     def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0, in_all: int = 0) -> bool:
         has_room = (in_all <= pages or self.can_admit(lease, in_all)) and self._admit(lease, pages, now, load_pages)
-        if self.watches:
+        if self.watches and lease.why != AHEAD:
             self._tell_admission(lease, pages, load_pages, is_admitted=has_room)
         return has_room
 
@@ -139,7 +139,8 @@ class Cache(ServedCache):
         if missing > 0 and not self._can_evict(lease, missing):
             return False
         now = residency.tick(now)
-        residency.notices.request(lease.request, now, gpu, on_gpu_only=lease.why == FOR_DECODE)
+        if lease.why != AHEAD:
+            residency.notices.request(lease.request, now, gpu, on_gpu_only=lease.why == FOR_DECODE)
         self._pin(lease, load_pages, now)
         if missing > 0 or not self._is_single:
             self._eviction.make_room(gpu, new_pages, now)
@@ -218,8 +219,9 @@ class Cache(ServedCache):
         if pages:
             lease.reserved_pages = 0
             lease.slots = gpu.pool.join(lease.slots, self.residency.take_reserved(gpu, pages))
-        for watch in self.watches:
-            watch.claimed(lease)
+        if self.watches and lease.why != AHEAD:
+            for watch in self.watches:
+                watch.claimed(lease)
         return CLAIMED
 
     def is_waiting(self, lease: Lease) -> bool:
@@ -371,8 +373,9 @@ class Cache(ServedCache):
             self.notify_finish(lease, now)
         self.give_back(lease)
         transfers = self.write_early() if is_complete and self._write_down.early_edges else NO_TRANSFERS
-        for watch in self.watches:
-            watch.released(lease, why)
+        if self.watches and lease.why != AHEAD:
+            for watch in self.watches:
+                watch.released(lease, why)
         return transfers
 
     def give_back(self, lease: Lease) -> None:

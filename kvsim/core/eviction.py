@@ -81,6 +81,28 @@ class Eviction:
             if edge.leaving:
                 self._place(edge, now)
 
+    def offload(self, nodes: list[Node], edge: Edge, now: float) -> None:
+        """Let evictable nodes leave, each as soon as those before it have: freed if another tier has them, else written down over
+        an edge whose lower tier has room for them, whatever its placement policy would say."""
+        for node in nodes:
+            if self.is_elsewhere(node, edge.upper):
+                self._free(node, edge.upper)
+            else:
+                self._leave(node, edge)
+        self._place(edge, now)
+
+    def _free(self, node: Node, tier: Tier) -> None:
+        """Free a node that another tier has."""
+        self.residency.free(node, tier)
+        if not (self.is_offering or any(pins for pins in node.pins)):
+            self.residency.merge(node)
+
+    def _leave(self, node: Node, edge: Edge) -> None:
+        """Mark a node for writing down at the end of the pass."""
+        self.residency.leave(node, edge.upper)
+        self.residency.reserve_copy(node, edge.lower)
+        edge.leaving.append(node)
+
     def _evict(self, node: Node, tier: Tier, now: float) -> None:
         """Evict a node: free it if another tier has it, else mark it for writing down, else drop it with everything below it.
 
@@ -90,15 +112,11 @@ class Eviction:
         residency = self.residency
         if not self._is_single:
             if self.is_elsewhere(node, tier):
-                residency.free(node, tier)
-                if not (self.is_offering or any(pins for pins in node.pins)):
-                    residency.merge(node)
+                self._free(node, tier)
                 return
             for edge in tier.below:
                 if edge.wants_evicted(node, now):
-                    residency.leave(node, tier)
-                    residency.reserve_copy(node, edge.lower)
-                    edge.leaving.append(node)
+                    self._leave(node, edge)
                     return
             if self._seen_together and not residency.is_last_copy(node):
                 residency.free(node, tier)

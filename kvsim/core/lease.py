@@ -15,10 +15,12 @@ AGAIN: Final = 1
 KNOWN: Final = 2
 FOR_DECODE: Final = 3
 LOOK: Final = 4
+AHEAD: Final = 5
 """Why a request is matched: for its first admission; again, after it was admitted and gave its pages back before its prompt was
 computed; with a prompt that the same request has computed, as after a retraction of its answer or for another sample, so that
 policies that count prompts know it; for pages to decode on, while another GPU computes the prompt, so that tiers below hear of it
-from there; or only to see what is cached, without an admission. Only the first counts pages as used again."""
+from there; only to see what is cached, without an admission; or to bring pages to the GPU that a request is expected to use, of
+which neither policies nor watches hear. Only the first counts pages as used again."""
 
 FINISHED: Final = "finished"
 RETRACTED: Final = "retracted"
@@ -73,7 +75,7 @@ class Lease(Holder):
         self.node, self.slots = root, None
         self.request = request
         self.why = why
-        """FIRST, AGAIN, KNOWN, FOR_DECODE or LOOK."""
+        """FIRST, AGAIN, KNOWN, FOR_DECODE, LOOK or AHEAD."""
         self.gpu = gpu
         """The GPU tier that serves the request."""
         self.path = NO_PATH

@@ -14,6 +14,7 @@ from kvsim.errors import UsageError
 from kvsim.pages.extents import split_extents
 from kvsim.plans.combinations import check_bypass, check_unforeseen
 from kvsim.plans.plan import Plan
+from kvsim.plans.tool_calls import check_calls_known
 from kvsim.run.assembly import build_cluster_of, build_graphs, build_served
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from kvsim.trace.page_hasher import PageHasher
@@ -35,6 +36,7 @@ class Emulator:
             raise UsageError("substrate: only simulated engines can be emulated: set substrate=simulated")
         check_bypass(plan, "simulate")
         check_unforeseen(plan)
+        check_calls_known(plan)
         self.plan = plan if plan.rules.cache_output is not None else plan.with_answers(True)
         self.speed = speed
         self.vocabulary: Sequence[int] = range(FIRST_TOKEN, FIRST_TOKEN + TOKENS)

@@ -215,6 +215,8 @@ class ContinuousBatching(Schedule):
             if not (fits and cache.admit(lease, pages, now, load_pages)):
                 if lease.waits:
                     self.mover.submit(lease.waits)
+                if fits and running.loading.gives_way():
+                    continue
                 if fits and (len(running) or self._flight or cache.in_flight):
                     break
                 waiting.reject(job)

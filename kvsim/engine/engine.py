@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from simpy import Event
 from simpy.events import URGENT
 
+from kvsim.core.cache import Cache
 from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache
 from kvsim.core.subclassing import mypyc_attr
@@ -24,6 +25,7 @@ from kvsim.engine.running import RunningRequests
 from kvsim.engine.schedule import PLAN_AGAIN, Parts, Schedule, Step
 from kvsim.engine.speculation import Speculation
 from kvsim.engine.substrate import Substrate, Work
+from kvsim.engine.tool_calls import ToolCalls
 from kvsim.engine.waiter import Waiter
 from kvsim.engine.watch import EngineWatch
 from kvsim.numbers import SECONDS, Whole, check_number, check_settings
@@ -137,6 +139,12 @@ class Engine(Carried):
         )
         self.schedule = ContinuousBatching(parts) if schedule is None else schedule(parts)
         self.waiting = self.schedule.waiting
+        self.calls: ToolCalls | None = None
+        """The tool calls of sessions that it has served, if the prefetch policy decides what their pages do meanwhile."""
+        policy = prefetching.policy
+        if policy.follows_calls and len(cache.tiers) > 1 and isinstance(cache, Cache):
+            self.calls = ToolCalls(cache, self.gpu, self.mover, policy, self.waiting.queue, self.wake)
+            prefetching.kept = self.calls
         self.is_up = True
         self.steps_in_flight = steps_in_flight
         self.busy_s = 0.0
@@ -346,6 +354,8 @@ class Engine(Carried):
         for step, _, _ in self._flight:
             step.work.is_cut = True
         self._flight.clear()
+        if self.calls is not None:
+            self.calls.stop()
         if self._leap is not None:
             elapsed_s = self.env.now - self._leap_began_s
             steps = self.substrate.steps_done(self._leap, elapsed_s)

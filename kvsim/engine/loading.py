@@ -56,6 +56,8 @@ class Loading:
             if not job.is_counted or again and job.counted is not None:
                 job.is_counted, job.counted = True, lease
                 book.hit(job.request, hits, self.engine)
+        if self.prefetching.kept is not None:
+            self.prefetching.kept.admitted(job.request, lease.gpu_pages)
         reused = (lease.gpu_pages + lease.loaded_pages) * self.cache.page_tokens
         job.computed = min(reused, job.target_tokens - 1)
 
@@ -80,6 +82,10 @@ class Loading:
             job.computed = max(0, job.computed - lost * self.cache.page_tokens)
             if job.counted is lease:
                 book.unread(job.request, lost)
+
+    def gives_way(self) -> bool:
+        """Let go of pages that are kept for requests that have not arrived. Returns whether there were any."""
+        return self.prefetching.kept is not None and self.prefetching.kept.give_way()
 
     def is_followed(self, job: Job) -> bool:
         """Whether a request's loads have arrived, or a step can follow them."""

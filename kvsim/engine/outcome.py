@@ -114,6 +114,8 @@ class Outcome:
     """What drafts for answers have come to; empty without any (see ``Schedule.drafts``)."""
     adapter_use: dict[str, int] = field(default_factory=dict)
     """What LoRA adapters have come to; empty where they cost nothing (see ``Schedule.adapter_use``)."""
+    tool_calls: dict[str, int] = field(default_factory=dict)
+    """What pages have done during tool calls; empty unless the prefetch policy decides about it (see ``ToolCallCounts``)."""
     lost_to_disagreement: Disagreement = field(default_factory=Disagreement)
     simulated_s: float = 0.0
     wall_s: float = 0.0

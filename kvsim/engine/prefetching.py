@@ -10,6 +10,7 @@ from kvsim.core.lease import Lease
 from kvsim.core.serving import Hits, ServedCache
 from kvsim.core.tier import Edge
 from kvsim.core.transfer import FetchPin, Transfer
+from kvsim.engine.kept_pages import KeptPages
 from kvsim.hardware.tier_kinds import levels_listed
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class Prefetching:
         self.counts = PrefetchCounts()
         self.in_flight_pages = 0
         """Pages whose fetch has started for requests whose turn has not come yet."""
+        self.kept: KeptPages | None = None
+        """What has been brought to the GPU for requests that have not arrived; set by the engine."""
         self.queued_s: Callable[[Edge], float] = lambda edge: 0.0
         """Returns the seconds that a link is busy with earlier reads; set by the engine."""
         self._levels = levels_listed([tier.level for tier in cache.tiers])

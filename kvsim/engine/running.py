@@ -362,8 +362,11 @@ class RunningRequests:
     def _retract_youngest(self) -> Any:
         """Retract the request that arrived last, or that the policy names, and admit none until one has finished.
 
-        If only one request runs and transfers are in flight, wait for the oldest of them instead: it may free the pages.
+        Pages that are kept for the end of tool calls go first. If only one request runs and transfers are in flight, wait for the
+        oldest of them instead: it may free the pages.
         """
+        if self.loading.gives_way():
+            return
         running = [*self.decoding.jobs, *self._idle_admitted()]
         jobs = [job for job in running if job.phase != CLAIMING and all(load.done for load in job.loads)]
         if len(jobs) == 1 and self.cache.in_flight:

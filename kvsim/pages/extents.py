@@ -73,6 +73,18 @@ def join_extents(first: tuple[Extent, ...], second: tuple[Extent, ...]) -> tuple
     return first + second
 
 
+def pages_in_common(one: tuple[Extent, ...], other: tuple[Extent, ...]) -> int:
+    """Return how many leading pages two paths share."""
+    shared = 0
+    for (start, pages), (other_start, other_pages) in zip(one, other, strict=False):
+        if start != other_start:
+            break
+        shared += min(pages, other_pages)
+        if pages != other_pages:
+            break
+    return shared
+
+
 def union(extents: Iterable[Extent]) -> list[Extent]:
     """Return the pages of extents in the order of their ids, each once, as normalised extents."""
     merged: list[Extent] = []

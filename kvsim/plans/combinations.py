@@ -13,6 +13,7 @@ from kvsim.plans.parallel import SHARES_MEMORY, check_parallel
 from kvsim.plans.plan import Plan
 from kvsim.plans.scaling import check_scaling
 from kvsim.plans.substrate_choice import SUBSTRATES
+from kvsim.plans.tool_calls import check_tool_calls
 from kvsim.policies.checkpoint.none import NoCheckpoint
 from kvsim.policies.eviction.base import BypassEviction
 from kvsim.policies.prefetch.none import NoPrefetch
@@ -55,7 +56,9 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
         raise UsageError("sweep.objective: slo is null without objectives: set slo.ttft_s or slo.tpot_s")
     if plan.rules.cache_output and command == "replay" and not plan.replay.hold_output:
         raise UsageError("rules.cache_output needs replay.hold_output=true: an answer that occupies no pages cannot be cached")
-    if not isinstance(plan.prefetch, NoPrefetch):
+    if plan.prefetch.follows_calls:
+        check_tool_calls(plan, command, keys)
+    elif not isinstance(plan.prefetch, NoPrefetch):
         name, far = type(plan.prefetch).__name__, [tier for tier in plan.tiers if kind_of(tier.name).is_far]
         if not far and given(keys, "prefetch"):
             raise NoEffect("prefetch", "without a disk tier", "set tiers.disk.capacity", subject=f"prefetch: {name}")

@@ -59,8 +59,8 @@ def _counters(result: RunRecord) -> list[Counter]:
     rows = []
     for kind, meanings in COUNTERS.items():
         is_idle = kind == "placement" and len(result["tiers"]) < 2
-        for name, value in ({} if is_idle else result[kind]).items():
-            if value:
+        for name, value in ({} if is_idle else result.get(kind, {})).items():
+            if value and isinstance(value, int):
                 rows.append(Counter(kind, name.replace("_", " "), count(value), meanings.get(name, "")))
     return rows
 

@@ -51,6 +51,7 @@ def facts(result: RunRecord) -> list[tuple[str, str]]:
         ("bottleneck", (result.get("diagnosis") or {}).get("text", "")),
         ("disk", _disk_writes(result)),
         ("prefetch", page_counts(result["prefetch"])),
+        ("tool calls", _tool_calls(result.get("tool_calls", {}))),
         ("placement", page_counts(_placement(result))),
         ("checkpoints", counters(result["checkpoints"])),
         ("engines", _engines_fact(result)),
@@ -118,6 +119,16 @@ def counters(counts: Mapping[str, int]) -> str:
 def capacity(tier: Mapping[str, int | None]) -> str:
     """Format the capacity of a tier of a result, in pages."""
     return "unlimited" if tier["capacity_pages"] is None else count(tier["capacity_pages"])
+
+
+def _tool_calls(calls: Mapping[str, Any]) -> str:
+    """Say what pages have done during tool calls."""
+    counts = {name: value for name, value in calls.items() if isinstance(value, int)}
+    if not any(counts.values()):
+        return ""
+    mean_s = calls["ttft_s"]["mean"]
+    after = "" if mean_s is None else f"; TTFT after them {digits(mean_s)} s on average"
+    return counters(counts) + after
 
 
 def _placement(result: RunRecord) -> dict[str, int]:

@@ -9,6 +9,17 @@ COUNTERS = {
         "refused_by_rate_limit_pages": "on disk and not fetched: as much as the rate limit allows was being fetched",
         "refused_by_memory_pages": "on disk and not fetched: the tier above had no room",
     },
+    "tool_calls": {
+        "calls": "requests that another one continues, once a tool or the user has answered",
+        "offloads": "calls at whose beginning pages have left the GPU for the tier below",
+        "offloaded_pages": "left the GPU at the beginning of a call, copied before or not",
+        "no_room_offloads": "calls whose pages have stayed, for lack of room in the tier below",
+        "uploads": "calls before whose expected end pages have been loaded to the GPU",
+        "uploaded_pages": "loaded to the GPU before a call was expected to end",
+        "used_pages": "uploaded, and found on the GPU by the request that continues the call",
+        "wasted_pages": "uploaded, and not found there: evicted before it came, or it was sent to another engine",
+        "no_room_uploads": "calls whose pages were not uploaded, since requests waited or the GPU had no room",
+    },
     "placement": {
         "written_pages": "copied to a tier below",
         "loaded_pages": "loaded to a GPU",

@@ -17,6 +17,7 @@ import numpy as np
 
 from kvsim.engine.columns import TIER
 from kvsim.engine.outcome import PHASES, tiers_listed
+from kvsim.results.counters import COUNTERS
 from kvsim.results.diagnosis import diagnosis, parallel
 from kvsim.results.engine_records import ENGINE, engine_records, imbalance
 from kvsim.results.formulas import (
@@ -31,6 +32,7 @@ from kvsim.results.formulas import (
     sessions,
     spread_of,
     throughput,
+    tool_calls,
 )  # fmt: skip
 from kvsim.results.measures import (
     Measure,
@@ -292,6 +294,14 @@ FIELDS: list[Field] = [
         kind=shape(uses=Count, loads=Count, hit_rate=Share),
         meaning="only with `engine.lora.max_loras`: how often a request with an adapter was admitted (`uses`), how often an "
         "adapter was copied to the GPU (`loads`), and `hit_rate`, the share of uses without a copy",
+    ),
+    Field(
+        name="tool_calls", presence=OPTIONAL, of=tool_calls,
+        kind=shape(**dict.fromkeys(COUNTERS["tool_calls"], Count), ttft_s=SPREAD),
+        meaning="only with `prefetch=tool_calls` or another policy that decides what pages do during tool calls: `calls` between "
+        "a request and the one that continues it; `offloads` at their beginning, and `offloaded_pages`; `uploads` before their "
+        "expected end, `uploaded_pages`, and of these `used_pages` and `wasted_pages`; `no_room_offloads` and "
+        "`no_room_uploads`; and `ttft_s` of the requests that wait for others",
     ),
     Field(
         name="lost_to_disagreement", kind=by(str, Count), presence=OPTIONAL, of=lost_to_disagreement,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kvsim.core.requests import values_of
 from kvsim.engine.columns import hit_tokens, of_requests, prompt_tokens
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.results.rates import ratio, span_s, spread
@@ -153,6 +154,16 @@ def drafts(counts: dict[str, int]) -> dict[str, float] | None:
         "tokens_per_step": counts["tokens"] / counts["steps"],
     }
     return {**counts, **rates}
+
+
+def tool_calls(run: Basis) -> dict[str, Any] | None:
+    """Return what pages have done during tool calls, and the times to first token of requests after them; None if no policy
+    decides about it."""
+    counts = run.outcome.tool_calls
+    if not counts:
+        return None
+    after = np.fromiter(values_of(run.outcome.requests, "after"), np.int64, len(run.outcome.requests))
+    return {**counts, "ttft_s": spread(run.outcome.ttft_s[run.served & (after >= 0)])}
 
 
 def adapter_use(counts: dict[str, int]) -> dict[str, float] | None:

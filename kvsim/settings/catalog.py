@@ -22,7 +22,7 @@ GROUPS = {
     "rules": "where engines differ in what can be a hit",
     "eviction": "which pages leave a tier first",
     "placement": "when a tier receives a copy from the tier above it",
-    "prefetch": "what is read from disk while a request waits",
+    "prefetch": "what is read from disk while a request waits, and what pages do during tool calls",
     "checkpoint": "where the recurrent state of a hybrid model is saved; without a choice, where vLLM keeps one (retention)",
     "routing": "which engine of a cluster gets a request",
     "scheduling": "which waiting request is admitted next",

@@ -329,8 +329,13 @@ def _shared(server: Server, setup: Setup) -> list[str]:
 def _lacking(server: Server, setup: Setup, tiers: set[str]) -> list[str]:
     """Say which policies of the simulation the server does not have."""
     found = []
+    follows_calls = setup.plan.prefetch.follows_calls
+    if follows_calls:
+        found.append(f"prefetch={setup.choice('prefetch')} moves pages during tool calls, which {server.name} does not")
     for key, names in server.policies.items():
         group, _, place = key.partition("@tiers.")
+        if follows_calls and group == "prefetch":
+            continue
         tier = place.partition(".")[0] or OF_TIERS.get(group, "gpu")
         if tier in tiers and setup.choice(key) not in names:
             found.append(f"{key}={setup.choice(key)} is not among what {server.name} has ({', '.join(names)})")

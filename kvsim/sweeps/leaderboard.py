@@ -83,7 +83,7 @@ def looking_ahead(match: Match) -> list[str]:
             plan = match.plan.plan_of(Settings(number=0, overrides=lines, objects={}))
         except UsageError:
             continue
-        if any(tier.eviction.needs_future for tier in plan.tiers):
+        if plan.prefetch.needs_future or any(tier.eviction.needs_future for tier in plan.tiers):
             found.append(entry.name)
     return found
 

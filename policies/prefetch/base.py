@@ -1,12 +1,15 @@
-"""The contract of prefetch policies: what is read from disk ahead of need, and what is loaded at admission."""
+"""The contract of prefetch policies: what is read from disk ahead of need, what is loaded at admission, and what leaves the GPU
+and comes back during tool calls."""
 
 from abc import ABCMeta, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from math import inf
+from math import inf, nan
 
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
+from kvsim.core.tier import overrides
 from kvsim.hardware.tier_kinds import FIRST_FAR
 from kvsim.numbers import SECONDS, check_settings
 from kvsim.policies.context import PolicyContext
@@ -39,6 +42,41 @@ class Offer:
     """Seconds until that tier would start reading them, after the reads queued before. 0 without a clock."""
     tier: str = FIRST_FAR
     """The tier below host memory that has the first of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A request has ended, and another one that continues it will arrive once a tool, or the user, has answered."""
+
+    request: Request
+    """The one that has ended."""
+    path_pages: int
+    """Pages of its prompt and, where answers are cached, of its answer."""
+    idle_pages: int
+    """Those of them, counted from the end, that no other request or path on the GPU needs there: an offload frees them."""
+    unwritten_pages: int
+    """Idle pages without a copy below, which an offload has to write."""
+    free_pages: int
+    """Pages of the GPU that are free, or will be once write-downs end, and are not reserved."""
+    waiting_pages: int
+    """Pages that the requests in the engine's queue need with their answers, all together; 0 if none waits."""
+    duration_s: float = nan
+    """How long the call will last, for a policy with ``needs_future``, if only this request is waited for; otherwise unknown."""
+
+
+class Upload:
+    """When the pages of a call are brought back to the GPU, in seconds after its beginning, and how long they are kept there.
+
+    They are not brought back if requests wait then, or if there is no room for all of them.
+    """
+
+    __slots__ = ("begin_s", "until_s")
+
+    def __init__(self, begin_s: float, until_s: float) -> None:
+        self.begin_s = begin_s
+        self.until_s = until_s
+        """Until then, or until the request that continues the call has been admitted, they are evicted only if another request
+        would have to wait for room."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -79,6 +117,39 @@ class PrefetchPolicy(metaclass=ABCMeta):
         That is from its arrival on; by the rules of SGLang, from the first time that it could be admitted.
         """
         return inf
+
+    def without_effect(self) -> Sequence[str]:
+        """Return the names of settings that have no effect because of the others: an error if the user gives one."""
+        return ()
+
+    # --- tool calls: asked in simulations only, and only of a policy that overrides ``offload`` or ``upload`` ---------------
+
+    @property
+    def needs_future(self) -> bool:
+        """Whether it is told how long calls will last, which a server cannot know."""
+        return False
+
+    @property
+    def follows_calls(self) -> bool:
+        """Whether it decides about the pages of requests whose session waits for a tool or for the user."""
+        return overrides(self, "offload") or overrides(self, "upload")
+
+    def offload(self, call: ToolCall) -> bool:
+        """Whether the idle pages of a request leave the GPU for the tier below, at the beginning of a call.
+
+        If pages of it are still being written down then, it is asked when that has ended, unless the call has.
+        """
+        return False
+
+    def upload(self, call: ToolCall) -> Upload | None:
+        """Return when the pages of a request are brought back to the GPU that are in tiers below by then; None: not ahead.
+
+        Asked at the beginning of a call, whether or not its pages are offloaded.
+        """
+        return None
+
+    def on_call_end(self, call: Request, duration_s: float) -> None:
+        """Called when the request arrives that continues the request ``call``, so many seconds after that has ended."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -89,6 +89,7 @@ def test_pages_are_dropped_only_while_no_request_runs() -> None:
         (("substrate=hardware", "page_tokens=16"), "only simulated engines can be emulated"),
         (("eviction=belady", "tiers.gpu.capacity=100pages"), "Belady is a bound"),
         (("eviction=belady_compute",), "BeladyCompute must know all requests in advance"),
+        (("prefetch=tool_calls", "tiers.cpu.capacity=9GiB"), "ToolCallPrefetch must know which request continues another one"),
     ],
 )
 def test_plans_that_cannot_be_emulated_are_refused(overrides: tuple[str, ...], problem: str) -> None:

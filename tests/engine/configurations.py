@@ -189,6 +189,9 @@ def requests(draw: st.DrawFn, kind: Kind) -> dict[str, Any]:
 
 # --- settings ---------------------------------------------------------------------------------------------------------
 
+PREFETCHES = [name for name in choices("prefetch") if name != "tool_calls"]
+"""tool_calls, which needs sessions with calls and rules of kvsim's own, is drawn in tests/cluster/test_tool_calls.py."""
+
 POLICY_SETTINGS: dict[str, list[str]] = {
     "threshold": ["prefetch.min_tokens=1", "prefetch.in_flight_fraction=1.0", "prefetch.load_min_tokens=0"],
     "adaptive": ["prefetch.min_tokens=1", "prefetch.load_min_tokens=4"],
@@ -273,7 +276,7 @@ def tier_settings(draw: st.DrawFn, *, is_hybrid: bool) -> tuple[list[str], list[
     if len(shape) > 1:
         settings += draw(policies("placement", choices("placement")))
     if "remote" in shape or shape == ("gpu", "cpu", "disk") and "tiers.disk.below=gpu" not in settings:
-        settings += draw(policies("prefetch", choices("prefetch")))
+        settings += draw(policies("prefetch", PREFETCHES))
     return list(shape), settings
 
 

@@ -11,6 +11,7 @@ from kvsim.pages.extents import (
     drop_last_pages,
     join_extents,
     last_pages,
+    pages_in_common,
     parts_by,
     split_extents,
     union,
@@ -70,3 +71,10 @@ def test_an_extent_is_cut_by_others(seed: int):
     assert [(page, is_in) for (first, count), is_in in parts for page in range(first, first + count)] == [
         (page, page in inside) for page in range(start, start + pages)
     ]
+
+
+def test_pages_in_common_lead_both_paths() -> None:
+    assert pages_in_common(((1, 3), (8, 2)), ((1, 3), (8, 5))) == 5
+    assert pages_in_common(((1, 3), (8, 2)), ((1, 2), (8, 2))) == 2
+    assert pages_in_common(((1, 3), (8, 2)), ((1, 3), (9, 1))) == 3
+    assert pages_in_common(((1, 3),), ((2, 2),)) == pages_in_common((), ((1, 3),)) == 0

@@ -327,7 +327,7 @@ GROUPS = (
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_choice_builds(group: str) -> None:
     """The file of each choice takes the place of the default's; ``model=hf`` needs a file."""
-    command = "simulate" if group in ("routing", "scheduling", "autoscaling", "engine", "hardware") else "replay"
+    command = "simulate" if group in ("routing", "scheduling", "autoscaling", "engine", "hardware", "prefetch") else "replay"
     tiers = () if group in ("eviction", "rules") else THREE_TIERS  # a bound is for one tier, engines' rules for two at most
     tiers += ("tiers.gpu.capacity=4GiB",) if group == "hardware" else ()
     engines = ("cluster.engines=2",) if group in ("routing", "autoscaling") else ()

@@ -47,7 +47,8 @@ def choices(family: str) -> list[str]:
 EVICTIONS = [name for name in choices("eviction") if not isinstance(policy("eviction", name), BypassEviction)]
 """All but the bounds, which keep no tier and only replay."""
 PLACEMENTS = choices("placement")
-PREFETCHES = choices("prefetch")
+PREFETCHES = [name for name in choices("prefetch") if not policy("prefetch", name).follows_calls]
+"""All but those that move pages during tool calls, in which no time passes in a replay."""
 CHECKPOINTS = choices("checkpoint")
 BESIDE_DEFAULTS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "eviction": [

@@ -8,6 +8,7 @@ import pytest
 from kvsim.core.copies import Counts
 from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import PrefetchCounts
+from kvsim.engine.tool_calls import ToolCallCounts
 from kvsim.report.html import render
 from kvsim.results.counters import COUNTERS
 from kvsim.results.glossary import meanings
@@ -19,7 +20,13 @@ __all__ = ["simulated"]
 
 
 @pytest.mark.parametrize(
-    ("kind", "counts"), [("prefetch", PrefetchCounts), ("placement", Counts), ("checkpoints", CheckpointCounts)]
+    ("kind", "counts"),
+    [
+        ("prefetch", PrefetchCounts),
+        ("tool_calls", ToolCallCounts),
+        ("placement", Counts),
+        ("checkpoints", CheckpointCounts),
+    ],
 )
 def test_every_counter_has_a_meaning(kind: str, counts: Any) -> None:
     assert list(COUNTERS[kind]) == [field.name for field in fields(counts)]

@@ -118,6 +118,12 @@ def test_what_a_server_does_not_have_is_told() -> None:
     assert any(note.startswith("eviction=arc is not among") for note in sglang["notes"])
 
 
+def test_no_server_moves_pages_during_tool_calls() -> None:
+    for name, server in started("prefetch=tool_calls", cpu=200 * GIB, disk=500 * GIB).items():
+        assert f"prefetch=tool_calls moves pages during tool calls, which {name} does not" in server["notes"]
+        assert not any("prefetch=tool_calls is not among" in note for note in server["notes"])
+
+
 def test_a_host_pool_that_sglang_refuses_is_told() -> None:
     assert started(cpu=20 * GIB)["SGLang"]["notes"][-1].startswith("SGLang refuses a host pool that is no larger than the pool")
     assert not any("refuses" in note for note in started(cpu=200 * GIB)["SGLang"]["notes"])
