@@ -9,6 +9,7 @@ import numpy as np
 from kvsim.core.request import Request
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.plans.plan import Plan
+from kvsim.policies.admission.none import NoAdmission
 from kvsim.results.slo import Slo
 from kvsim.run.execute import Result, Watch, execute, load_trace, unwatched
 from kvsim.trace.spreading import shared_times
@@ -20,10 +21,11 @@ PAUSE_S = 10.0
 def run_alone(plan: Plan, watch: Watch = unwatched) -> Result:
     """Simulate the requests of a plan's trace in their order, each after the one before it has ended. Raises UsageError.
 
-    That is in one process, whatever ``cluster.workers`` says, since a request waits for one that any engine serves.
+    That is in one process, whatever ``cluster.workers`` says, since a request waits for one that any engine serves, and every
+    request is admitted.
     """
     trace, _ = load_trace(plan)
-    plan = replace(plan, cluster=replace(plan.cluster, workers=1))
+    plan = replace(plan, cluster=replace(plan.cluster, workers=1), admission=NoAdmission())
     return execute("simulate", plan, replace(trace, requests=one_by_one(trace.requests)), watch=watch)
 
 

@@ -206,9 +206,12 @@ class Api(ABC):
 
 
 async def growing(served: Served) -> AsyncIterator[int]:
-    """Yield the number of tokens of an answer each time that it has grown. Raises BadRequest if the request is rejected."""
+    """Yield the number of tokens of an answer each time that it has grown. Raises BadRequest if the request is rejected or
+    shed."""
     told = 0
     while told < len(served.answer):
+        if served.is_shed:
+            raise BadRequest(429, "the server is overloaded: the request was refused; try again later")
         if served.is_rejected:
             raise BadRequest(400, "the request does not fit the server's memory even alone")
         served.news.clear()
@@ -220,7 +223,7 @@ async def growing(served: Served) -> AsyncIterator[int]:
 
 
 async def complete(served: Sequence[Served]) -> None:
-    """Wait until all of these answers are complete. Raises BadRequest if a request is rejected."""
+    """Wait until all of these answers are complete. Raises BadRequest if a request is rejected or shed."""
     for one in served:
         async for _ in growing(one):
             pass
