@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.numbers import Real, Whole, check_settings
+from kvsim.numbers import LARGEST, Real, Whole, check_number, check_settings
 from kvsim.policies.admission.base import CLUSTER, AdmissionPolicy, ClusterLoad, EngineLoad
 from kvsim.policies.admission.context import AdmissionContext
+
+SIGNED = Whole(-LARGEST - 1)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -19,7 +22,7 @@ class PriorityShed(AdmissionPolicy):
                  1 if none is up
     sheddable    priority below protected_from, 0: a negative priority
     refused      sheddable, and saturation >= 1 - step * (levels of priority between it and the highest sheddable one)
-    priority     that of the request or, if priorities names its type, the one there
+    priority     that of the request or, if priorities has its type, the one there
 
     The gateways have no steps (step=0): they refuse all sheddable requests at a saturation of 1. Their measurements are up to
     200 ms old; here they are those of now.
@@ -29,15 +32,21 @@ class PriorityShed(AdmissionPolicy):
     kv_use: float = 0.8
     protected_from: int = 0
     step: float = 0.0
-    priorities: dict[str, int] = field(default_factory=dict)
+    priorities: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         check_settings(self, Whole(1), "waiting_requests")
         check_settings(self, Real(above=0, most=1), "kv_use")
         check_settings(self, Real(least=0, below=1), "step")
-        for name, priority in [("protected_from", self.protected_from), *self.priorities.items()]:
-            if isinstance(priority, bool) or not isinstance(priority, int):
-                raise ValueError(f"{name} must be a whole number, not {priority}")
+        check_settings(self, SIGNED, "protected_from")
+        self._by_type: dict[str, int] = {}
+        for at, own in enumerate(self.priorities):
+            if set(own) != {"type", "priority"}:
+                raise ValueError(f"priorities[{at}] must have type and priority, not {own}")
+            check_number(f"priorities[{at}].priority", SIGNED, own["priority"])
+            self._by_type[str(own["type"])] = int(own["priority"])
+        if len(self._by_type) < len(self.priorities):
+            raise ValueError("priorities has a type twice: leave one out")
 
     @property
     def goes_by(self) -> str:
@@ -53,7 +62,7 @@ class PriorityShed(AdmissionPolicy):
 
     def priority(self, request: Request) -> int:
         """Return how important a request is."""
-        return self.priorities.get(request.kind, request.priority) if self.priorities else request.priority
+        return self._by_type.get(request.kind, request.priority) if self._by_type else request.priority
 
     def admits(self, request: Request, load: ClusterLoad) -> bool:
         below = self.protected_from - self.priority(request)

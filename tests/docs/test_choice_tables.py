@@ -1,4 +1,4 @@
-"""Pages of routing, scheduling, autoscaling and admission have a row for each policy: what it does, knows, comes from and is for."""
+"""Pages of routing, scheduling, autoscaling and admission have a row for each policy: what it does, knows, comes from, is for."""
 
 import re
 
