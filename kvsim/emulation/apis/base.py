@@ -19,7 +19,7 @@ from kvsim.trace.base import MAX_TOKENS
 T = TypeVar("T")
 Routes = Mapping[tuple[str, str], Handler]
 """What answers a method and a path."""
-KINDS = {404: "NotFoundError", 500: "InternalServerError"}
+KINDS = {404: "NotFoundError", 429: "TooManyRequestsError", 500: "InternalServerError"}
 MOST_ANSWERS = 1024
 """The most answers of one call."""
 Prompt = list[int] | str
