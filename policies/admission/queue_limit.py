@@ -25,7 +25,7 @@ class QueueLimit(AdmissionPolicy):
     """
 
     of: str = ENGINE
-    waiting_requests: int | None = 64
+    waiting_requests: int | None = 5
     prefill_tokens: int | None = None
     kv_use: float | None = None
 
