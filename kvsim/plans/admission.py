@@ -12,8 +12,8 @@ KEY = "admission"
 def check_admission(plan: Plan, keys: Set[str]) -> None:
     """Raise UsageError for settings of an admission policy without effect, and for one on real GPUs."""
     policy = plan.admission
-    for name in policy.without_effect():
+    for name in policy.without_effect() if policy is not None else ():
         if key := given(set(keys), f"{KEY}.{name}"):
             raise NoEffect(key, f"with these settings of {type(policy).__name__}")
-    if policy.is_asked and plan.substrate != "simulated":
+    if plan.may_refuse and plan.substrate != "simulated":
         raise UsageError(f"{KEY}: real GPUs take every request: set substrate=simulated, or {KEY}=none")

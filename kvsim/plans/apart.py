@@ -46,7 +46,7 @@ def check_apart(plan: Plan) -> None:
         ("autoscaling starts and stops engines by the load of all", plan.is_scaled),
         (
             f"{type(plan.admission).__name__} refuses requests by the load of all engines",
-            plan.admission.is_asked and plan.admission.goes_by == CLUSTER,
+            plan.admission is not None and plan.may_refuse and plan.admission.goes_by == CLUSTER,
         ),
         ("engine.reset_at_s resets all engines once all are idle", bool(plan.engine.reset_at_s)),
         ("timeline is written in one process", plan.timeline),

@@ -65,7 +65,8 @@ class Plan:
     routing: RoutingPolicy
     scheduling: SchedulingPolicy
     autoscaling: AutoscalingPolicy
-    admission: AdmissionPolicy
+    admission: AdmissionPolicy | None
+    """None: every request is admitted."""
     states: list[int | None] | None
     """Capacity for recurrent states of the GPU and the CPU (None: unlimited); None if states share the pages' capacity."""
     model: ModelSpec
@@ -144,6 +145,11 @@ class Plan:
     def is_scaled(self) -> bool:
         """Whether a policy starts and stops engines."""
         return self.autoscaling.asked_every_s != inf
+
+    @property
+    def may_refuse(self) -> bool:
+        """Whether a policy may refuse requests."""
+        return self.admission is not None and self.admission.is_asked
 
     @property
     def start_s(self) -> float:

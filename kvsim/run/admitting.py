@@ -26,7 +26,7 @@ def build_gate(
     plan: Plan, requests: Sequence[Request], engines: Sequence[Engine], router: Router | None, hand_over: HandOver | None
 ) -> Gate | None:
     """Build what refuses requests; None if the policy is never asked. Raises UsageError if it lacks an input."""
-    if not plan.admission.is_asked:
+    if plan.admission is None or not plan.may_refuse:
         return None
     number = len(engines) if goes_by(plan.admission) == ENGINE else 1
     policies = [plan.admission if number == 1 else copied(plan.admission) for _ in range(number)]

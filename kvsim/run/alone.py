@@ -9,7 +9,6 @@ import numpy as np
 from kvsim.core.request import Request
 from kvsim.engine.outcome import REJECTED, Outcome
 from kvsim.plans.plan import Plan
-from kvsim.policies.admission.none import NoAdmission
 from kvsim.results.slo import Slo
 from kvsim.run.execute import Result, Watch, execute, load_trace, unwatched
 from kvsim.trace.spreading import shared_times
@@ -25,7 +24,7 @@ def run_alone(plan: Plan, watch: Watch = unwatched) -> Result:
     request is admitted.
     """
     trace, _ = load_trace(plan)
-    plan = replace(plan, cluster=replace(plan.cluster, workers=1), admission=NoAdmission())
+    plan = replace(plan, cluster=replace(plan.cluster, workers=1), admission=None)
     return execute("simulate", plan, replace(trace, requests=one_by_one(trace.requests)), watch=watch)
 
 

@@ -37,7 +37,7 @@ def bound_names(plan: Plan, requests: Sequence[Request]) -> dict[str, str]:
     Like the runs, both bounds leave out requests that the GPU tier can never hold. There are none for recurrent states, several
     cached answers to a prompt, runs that may refuse requests, and what ``not_bounded`` names, which Belady's MIN does not model.
     """
-    if plan.model.is_hybrid or plan.admission.is_asked or not_bounded(requests):
+    if plan.model.is_hybrid or plan.may_refuse or not_bounded(requests):
         return {}
     if plan.rules.cache_output and any(values_of(requests, "sample_output_runs")):
         return {}

@@ -9,6 +9,7 @@ from kvsim.core.subclassing import mypyc_attr
 from kvsim.numbers import Real, check_settings
 from kvsim.policies.admission.base import AdmissionPolicy, ClusterLoad
 from kvsim.policies.admission.context import AdmissionContext
+from kvsim.policies.fields import keep_types
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -68,3 +69,6 @@ class PredictedTtft(AdmissionPolicy):
         requests = sum([engine.decoding_requests for engine in decoders]) + max(1, request.samples)
         tokens = sum([engine.decoding_tokens for engine in decoders]) + request.prompt_tokens
         return self._decode_step_s(-(-requests // len(decoders)), -(-tokens // len(decoders)))
+
+
+keep_types(PredictedTtft, ttft_s=float | None)

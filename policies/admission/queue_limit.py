@@ -7,6 +7,7 @@ from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.numbers import Real, Whole, check_settings
 from kvsim.policies.admission.base import ENGINE, GOES_BY, AdmissionPolicy, ClusterLoad, EngineLoad
+from kvsim.policies.fields import keep_types
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -54,3 +55,6 @@ class QueueLimit(AdmissionPolicy):
         if self.prefill_tokens is not None and engine.prefill_tokens > self.prefill_tokens:
             return True
         return self.kv_use is not None and engine.kv_use > self.kv_use
+
+
+keep_types(QueueLimit, waiting_requests=int | None, prefill_tokens=int | None, kv_use=float | None)
