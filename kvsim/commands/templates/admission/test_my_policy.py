@@ -13,7 +13,6 @@ class Engine:
     """What the policy may know of an engine (EngineLoad); add what yours reads."""
 
     kv_use: float = 0.0
-    waiting_requests: int = 0
 
 
 @dataclass
@@ -30,9 +29,9 @@ class Prompt:
     prompt_tokens: int
 
 
-def admits(policy: MyPolicy, tokens: int, **seen: float) -> bool:
+def admits(policy: MyPolicy, tokens: int, kv_use: float) -> bool:
     request: Any = Prompt(tokens)
-    load: Any = Load((Engine(**seen),))
+    load: Any = Load((Engine(kv_use),))
     return policy.admits(request, load)
 
 
