@@ -42,6 +42,7 @@ PAGES = {
     "routing": "routing.md",
     "scheduling": "scheduling.md",
     "autoscaling": "autoscaling.md",
+    "admission": "admission.md",
     "logger": "settings.md#logger",
     "preset": "presets.md",
 }

@@ -13,6 +13,7 @@ from kvsim.plans.arguments import Arguments, Overrides, arguments_of, override
 from kvsim.plans.build import build_trace
 from kvsim.plans.construct import construct
 from kvsim.plans.from_python import is_described, plan_for
+from kvsim.policies.admission.base import AdmissionPolicy
 from kvsim.policies.autoscaling.base import AutoscalingPolicy
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.eviction.base import EvictionPolicy
@@ -91,17 +92,20 @@ def simulate(
     routing: RoutingPolicy | str | None = None,
     scheduling: SchedulingPolicy | str | None = None,
     autoscaling: AutoscalingPolicy | str | None = None,
+    admission: AdmissionPolicy | str | None = None,
     advance: Callable[[int], None] | None = None,
     **settings: Any,
 ) -> Result:
     """Serve a trace in simulated time: ``kvsim simulate``. Arguments are as for ``replay``; ``scheduling`` orders the queue,
-    ``routing`` chooses the engine of a cluster that gets a request, and ``autoscaling`` says how many engines serve.
+    ``routing`` chooses the engine of a cluster that gets a request, ``autoscaling`` says how many engines serve, and
+    ``admission`` which requests are served at all.
 
     ``substrate="hardware"`` serves it on this machine instead; raises WrongResult if a reused page held wrong data.
     """
     per_tier = {"eviction": eviction, "placement": placement}
     run_wide = {
-        "prefetch": prefetch, "checkpoint": checkpoint, "routing": routing, "scheduling": scheduling, "autoscaling": autoscaling
+        "prefetch": prefetch, "checkpoint": checkpoint, "routing": routing, "scheduling": scheduling, "autoscaling": autoscaling,
+        "admission": admission,
     }  # fmt: skip
     return _run("simulate", trace, arguments_of(overrides, {**per_tier, **run_wide, **settings}), advance)
 

@@ -12,6 +12,7 @@ from kvsim.errors import UsageError
 from kvsim.plans.arguments import Arguments, Overrides, arguments_of
 from kvsim.plans.build import AGAINST_SERVER
 from kvsim.plans.from_python import check_given, composed, is_described, plan_for
+from kvsim.policies.admission.base import AdmissionPolicy
 from kvsim.policies.autoscaling.base import AutoscalingPolicy
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.eviction.base import EvictionPolicy
@@ -48,6 +49,7 @@ def saturate(
     routing: RoutingPolicy | str | None = None,
     scheduling: SchedulingPolicy | str | None = None,
     autoscaling: AutoscalingPolicy | str | None = None,
+    admission: AdmissionPolicy | str | None = None,
     advance: Callable[[int], None] | None = None,
     **settings: Any,
 ) -> Saturation:
@@ -59,7 +61,8 @@ def saturate(
     """
     per_tier = {"eviction": eviction, "placement": placement}
     run_wide = {
-        "prefetch": prefetch, "checkpoint": checkpoint, "routing": routing, "scheduling": scheduling, "autoscaling": autoscaling
+        "prefetch": prefetch, "checkpoint": checkpoint, "routing": routing, "scheduling": scheduling, "autoscaling": autoscaling,
+        "admission": admission,
     }  # fmt: skip
     trace, arguments = loaded(trace, arguments_of(overrides, {**per_tier, **run_wide, **settings}))
     runs = count(1)

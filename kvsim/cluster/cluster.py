@@ -1,7 +1,7 @@
 """One or more engines on one clock: requests arrive, a router chooses an engine, engines fail and come back."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from math import inf, isnan
+from math import inf
 from time import perf_counter
 from typing import Any, cast
 
@@ -9,15 +9,17 @@ from simpy import Event
 
 from kvsim.cluster.calls import CallsUnderWay
 from kvsim.cluster.failure import Failure
+from kvsim.cluster.followers import Followers
+from kvsim.cluster.gate import Gate
 from kvsim.cluster.hand_over import HandOver
-from kvsim.cluster.homeless import Homeless, give
+from kvsim.cluster.homeless import Homeless
 from kvsim.cluster.landings import Landings
+from kvsim.cluster.resets import Resets
 from kvsim.cluster.router import Router, report_of
 from kvsim.cluster.scaler import Scaler
 from kvsim.cluster.totals import outcome_of
 from kvsim.core.fan_out import TOGETHER, FanOut
 from kvsim.core.request import Request, Reset
-from kvsim.core.requests import values_of
 from kvsim.core.serving import RulesError, ServedCache
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.engine.arrivals import due_in_order
@@ -27,7 +29,7 @@ from kvsim.engine.engine import Engine
 from kvsim.engine.frontend import Frontend
 from kvsim.engine.job import Job
 from kvsim.engine.layout import ONE_ENGINE, Layout
-from kvsim.engine.outcome import REJECTED, Outcome
+from kvsim.engine.outcome import FINISHED, SHED, Outcome
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -44,9 +46,11 @@ class Cluster(Frontend):
         layout: Layout = ONE_ENGINE,
         samples: FanOut = TOGETHER,
         scaler: Scaler | None = None,
+        gate: Gate | None = None,
     ) -> None:
         """``router`` knows the engines that compute prompts; with ``hand_over``, the others decode. ``samples`` says how several
-        answers to a prompt begin. ``scaler`` starts and stops engines; without one, all serve."""
+        answers to a prompt begin. ``scaler`` starts and stops engines; without one, all serve. ``gate`` refuses requests; without
+        one, none is refused."""
         self.engines = engines
         self.env = engines[0].env
         self.router = router
@@ -55,21 +59,20 @@ class Cluster(Frontend):
         self.layout = layout
         self.samples = samples
         self.scaler = scaler
+        self.gate = gate
         self.caches: list[ServedCache] = list(dict.fromkeys([engine.cache for engine in engines]))
+        self._resets = Resets(engines, self.caches, hand_over)
         self.calls = CallsUnderWay(engines) if any(engine.calls for engine in engines) else None
         self.is_done = False
         self._all_ended = self.env.event()
-        self._followers: dict[int, list[int]] = {}
-        """The requests that wait for a request, by their indices, by its index."""
-        self._awaited: dict[int, int] = {}
-        """How many requests a request still waits for, by its index, of those that wait for several."""
+        self._followers = Followers([])
         self._samples_left: dict[int, int] = {}
         """Samples that have not ended, by request, of requests with several whose prompt has been computed, or that are apart."""
         self._apart: dict[int, Request] = {}
         """Requests that are several to their engine, until the first ones of these have ended."""
         self._sent: dict[int, int] = {}
         """The engine that the router has sent a request to, by the request's index, until the request has ended."""
-        self._homeless = Homeless(self.env, router, self.engine_of)
+        self._homeless = Homeless(self.env, router, self.engine_of, self._give)
         self._lost: set[int] = set()
         """Engines whose GPUs are lost for good."""
         self._advance: Callable[[int], None] | None = None
@@ -113,7 +116,9 @@ class Cluster(Frontend):
                 raise RulesError(blocked)
             raise RuntimeError(f"{self._unfinished} requests are stuck: {self._where()}")
         scaling = None if self.scaler is None else self.scaler.scaling
-        return outcome_of(self.book, self.engines, self.layout, ended_s, wall_s, scaling)
+        outcome = outcome_of(self.book, self.engines, self.layout, ended_s, wall_s, scaling)
+        outcome.has_admission = self.gate is not None
+        return outcome
 
     def start(self, requests: Sequence[Request]) -> None:
         """Begin a run: the clock is about to start."""
@@ -123,14 +128,7 @@ class Cluster(Frontend):
         movers = dict.fromkeys([engine.mover for engine in self.engines])
         for mover in movers:
             mover.watches.append(Landings(self.book, self.env))
-        fields = (values_of(requests, name) for name in ("index", "after", "joins"))
-        for index, after, joins in zip(*fields, strict=True):
-            if after < 0:
-                continue
-            for other in (after, *joins):
-                self._followers.setdefault(other, []).append(index)
-            if joins:
-                self._awaited[index] = 1 + len(joins)
+        self._followers = Followers(requests)
         self.env.process(self._arrivals(due_in_order(requests, self.engines[0].settings.reset_at_s)))
         self.engines[0].substrate.on_loss(self.lose)
         for failure in self.failures:
@@ -167,13 +165,11 @@ class Cluster(Frontend):
                 if self._own is None or what.index in self._own:
                     self._arrive(what)
             else:
-                self._reset(what)
+                self._resets.reset(what)
 
     def _arrive(self, request: Request) -> None:
         """Send a request to an engine."""
-        for reset in request.resets:
-            if isnan(reset.at_s):
-                self._reset(reset)
+        self._resets.before(request)
         now = self.env.now
         self.book.arrived(request, now)
         if self.calls is not None:
@@ -239,74 +235,94 @@ class Cluster(Frontend):
 
     def _place(self, job: Job, *, is_new: bool) -> None:
         """Give a request to its engine, or let it wait for one, after those that wait already."""
+        gate = self.gate
+        if gate is not None and is_new and not self._reaches_router(gate, job):
+            return
         has_turn = not self._homeless or job.request.index in self._sent
         engine = self.engine_of(job) if has_turn else None
         if engine is None:
             self._homeless.add(job, is_new=is_new)
         else:
-            give(engine, job, is_new=is_new)
+            self._give(engine, job, is_new)
 
-    def _reset(self, reset: Reset) -> None:
-        """Reset the caches now, or when all running requests have finished; those that wait run after that."""
-        if reset.mode == "now":
-            for cache in self.caches:
-                cache.reset()
+    def _give(self, engine: Engine, job: Job, is_new: bool) -> None:
+        """Give a request to an engine, unless that refuses it; whether it is the first one that has it."""
+        if self.gate is not None:
+            if is_new and not self.gate.is_before_router and not self._is_admitted(self.gate, job, engine):
+                return
+            self.gate.given(job, engine)
+        if is_new:
+            engine.accept(job)
         else:
-            for engine in self.engines:
-                engine.drain(True)
-            if self.hand_over is not None:
-                self.hand_over.pause()
-        self._wake_all()
+            engine.take(job)
 
-    def drained(self) -> None:
-        """Reset the caches if this was the last engine to become idle."""
-        if all(engine.is_idle for engine in self.engines):
-            for engine in self.engines:
-                engine.drain(False)
-            for cache in self.caches:
-                cache.reset()
-            if len(self.engines) > 1:
-                self._wake_all()
-            if self.hand_over is not None:
-                self.hand_over.go_on()
+    def _reaches_router(self, gate: Gate, job: Job) -> bool:
+        """Whether a request that no engine has had is not refused before, nor another sample of it."""
+        if gate.stops(job.request.index):
+            return False
+        return not gate.is_before_router or self._is_admitted(gate, job, None)
 
-    def _wake_all(self) -> None:
-        for engine in self.engines:
-            engine.wake()
+    def _is_admitted(self, gate: Gate, job: Job, engine: Engine | None) -> bool:
+        """Ask about a request, unless its prompt has been computed for this one. One that is refused ends here, and those that
+        wait for it are never sent: its client gets an error."""
+        if job.is_counted or gate.admits(job, engine, len(self._homeless)):
+            return True
+        request = job.request
+        self.book.shed(request)
+        gate.refuses(request.index, self._samples_left.pop(request.index, 1) - 1 - self._homeless.drop(request.index))
+        self._apart.pop(request.index, None)
+        self.ended(request, 0 if engine is None else engine.number)
+        return False
+
+    def _give_up(self, request: Request) -> None:
+        """Take note that a request is never sent."""
+        if self.calls is not None:
+            self.calls.missed(request)
+        self._resets.before(request)
+        self.book.arrived(request, self.env.now)
+        self.book.shed(request)
+        self._one_less()
+        self._tell_advance()
 
     # --- what engines report -----------------------------------------------------------------------------------------
 
+    def drained(self) -> None:
+        self._resets.drained()
+
     def ended(self, request: Request, engine: int) -> None:
-        """Record that a request is finished or rejected, if all of its samples are; requests that wait for it arrive after their
-        delay."""
+        """Record that a request is finished, rejected or refused, if all of its samples are; requests that wait for it arrive
+        after their delay, unless it was refused."""
         index = request.index
+        if self.gate is not None:
+            self.gate.ended(request)
         if index in self._samples_left:
             self._samples_left[index] -= 1
             if self._samples_left[index]:
                 return
             del self._samples_left[index]
         whole = self._apart.pop(index, None)
-        if whole is not None and self.book.columns["status"][index] != REJECTED:
+        status = self.book.columns["status"][index]
+        if whole is not None and status == FINISHED:
             following = self.samples.then(whole)
             if following:
                 self._samples_left[index] = len(following)
                 self.env.timeout(0.0).callbacks.append(lambda _: self._follow(following))
                 return
         if self.scaler is not None:
-            is_answered = self.book.columns["status"][index] != REJECTED
-            self.scaler.load.ended(request, self.book.columns["tpot_s"][index], self.env.now, is_answered=is_answered)
+            self.scaler.load.ended(request, self.book.columns["tpot_s"][index], self.env.now, is_answered=status == FINISHED)
         self._forget(request, self.env.now)
         self._one_less()
-        if self._advance:
-            self._advance(self._count - self._unfinished)
-        followers = [self.book.requests[number] for number in self._followers.pop(index, ())]
+        self._tell_advance()
         if self.calls is not None:
-            is_answered = self.book.columns["status"][index] != REJECTED
-            self.calls.ended(request, engine, followers, is_answered=is_answered)
-        for follower in followers:
-            if not follower.joins or self._waits_no_longer(follower):
-                arrival = self.env.timeout(follower.delay_s, follower)
-                arrival.callbacks.append(lambda event: self._arrive(event.value))
+            waiting = [self.book.requests[number] for number in self._followers.waiting_for(index)]
+            self.calls.ended(request, engine, waiting, is_answered=status == FINISHED)
+        if status == SHED:
+            for number in self._followers.of_refused(index):
+                self._give_up(self.book.requests[number])
+        for number in self._followers.of_ended(index):
+            follower = self.book.requests[number]
+            arrival = self.env.timeout(follower.delay_s, follower)
+            arrival.callbacks.append(lambda event: self._arrive(event.value))
         if self._homeless:
             self._homeless.ended()
 
@@ -316,15 +332,16 @@ class Cluster(Frontend):
         if not self._unfinished:
             self.is_done = True
             self._all_ended.succeed()
-            self._wake_all()
+            self._resets.wake_all()
 
-    def _waits_no_longer(self, follower: Request) -> bool:
-        """Note the end of one of several requests that a request waits for; return whether it was the last one."""
-        self._awaited[follower.index] -= 1
-        return not self._awaited[follower.index]
+    def _tell_advance(self) -> None:
+        if self._advance:
+            self._advance(self._count - self._unfinished)
 
     def first_token(self, job: Job, engine: int) -> None:
         request = job.request
+        if self.gate is not None:
+            self.gate.computed(job, engine)
         if self.scaler is not None and not job.generated and not request.sample:
             pages = self.book.columns["hit_pages"][request.index]
             self.scaler.load.begun(request, sum(pages) * self.engines[0].cache.page_tokens, self.env.now - job.arrival_s)
@@ -397,6 +414,9 @@ class Cluster(Frontend):
 
     def _router_down(self, engine: Engine, jobs: list[Job], now: float) -> None:
         """Tell the router which requests are lost, and that the engine is down."""
+        if self.gate is not None:
+            for job in jobs:
+                self.gate.ended(job.request)
         if self.router is None:
             return
         for job in jobs:

@@ -67,6 +67,13 @@ class HandOver:
         """Whether a decode engine is up."""
         return self.router.has_engines
 
+    def waiting_for(self, engine: Engine) -> int:
+        """Return how many requests wait for pages to decode on: on a decode engine, or from a prefill engine."""
+        if engine.number in self.receivers:
+            return len(self.receivers[engine.number].waiting)
+        waiting = [job for receiver in self.receivers.values() for job in receiver.waiting]
+        return sum([1 for job in waiting if self.senders[job] is engine])
+
     # --- before the prompt is computed ---------------------------------------------------------------------------------------
 
     def prepares(self, job: Job, sender: Engine) -> bool:

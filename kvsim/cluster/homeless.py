@@ -14,11 +14,19 @@ from kvsim.engine.job import Job
 class Homeless:
     """A queue of requests without an engine. The router is offered the first one, so that one holds up the others."""
 
-    def __init__(self, env: Environment, router: Router | None, engine_of: Callable[[Job], Engine | None]) -> None:
-        """``engine_of`` returns the engine that the router chooses; None: there is none, or it keeps the request."""
+    def __init__(
+        self,
+        env: Environment,
+        router: Router | None,
+        engine_of: Callable[[Job], Engine | None],
+        give: Callable[[Engine, Job, bool], None],
+    ) -> None:
+        """``engine_of`` returns the engine that the router chooses; None: there is none, or it keeps the request. ``give`` gives
+        it the request; whether it is the first one that has it."""
         self._env = env
         self._router = router
         self._engine_of = engine_of
+        self._give = give
         self._waiting: deque[tuple[Job, bool]] = deque()
         """Whether no engine has had them yet."""
         self._is_offering = self._awaits_report = False
@@ -38,6 +46,12 @@ class Homeless:
         """Take out a request whose client has gone."""
         self._waiting = deque([(waits, is_new) for waits, is_new in self._waiting if waits is not job])
 
+    def drop(self, index: int) -> int:
+        """Take out the samples of a request that is refused. Returns how many there were."""
+        before = len(self._waiting)
+        self._waiting = deque([(job, is_new) for job, is_new in self._waiting if job.request.index != index])
+        return before - len(self._waiting)
+
     def offer(self) -> None:
         """Offer the requests to the router, in their order, until it keeps one."""
         if self._is_offering:
@@ -49,7 +63,7 @@ class Homeless:
             if engine is None:
                 break
             self._waiting.popleft()
-            give(engine, job, is_new=is_new)
+            self._give(engine, job, is_new)
         self._is_offering = False
         self._expect_report()
 
@@ -79,11 +93,3 @@ class Homeless:
     def _arrived(self, event: Event) -> None:
         self._awaits_report = False
         self.offer()
-
-
-def give(engine: Engine, job: Job, *, is_new: bool) -> None:
-    """Give a request to an engine; whether it is the first one that has it."""
-    if is_new:
-        engine.accept(job)
-    else:
-        engine.take(job)

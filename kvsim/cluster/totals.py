@@ -5,7 +5,7 @@ from kvsim.engine.book import Book
 from kvsim.engine.engine import Engine
 from kvsim.engine.layout import Layout
 from kvsim.engine.link_use import joined
-from kvsim.engine.outcome import REJECTED, Disagreement, EngineUse, Outcome, describe_caches, summed
+from kvsim.engine.outcome import FINISHED, Disagreement, EngineUse, Outcome, describe_caches, summed
 from kvsim.engine.scaling import Scaling
 
 
@@ -42,7 +42,7 @@ def outcome_of(
         **describe_caches(caches, requests, columns["hit_pages"]),
     )
     if outcome.known_pages is not None:
-        outcome.known_pages[outcome.status == REJECTED] = 0
+        outcome.known_pages[outcome.status != FINISHED] = 0
     return outcome
 
 

@@ -19,8 +19,9 @@ ROOT = (Path(__file__).resolve().parent.parent / "policies").resolve().parent
 USAGE = """usage: kvsim new FAMILY NAME
 
 Creates a working policy to start from: its class, its settings and its test. FAMILY is eviction, prefetch, placement,
-checkpoint, routing, scheduling or autoscaling. NAME, for example my_policy, is its name on the command line: FAMILY=NAME. The
-files go into the folder kvsim_policies of the current folder, where every command finds them; in a clone of kvsim, into that."""
+checkpoint, routing, scheduling, autoscaling or admission. NAME, for example my_policy, is its name on the command line:
+FAMILY=NAME. The files go into the folder kvsim_policies of the current folder, where every command finds them; in a clone of
+kvsim, into that."""
 FIRST_RUN = {
     "prefetch": "kvsim simulate tiers.cpu.capacity=100GiB tiers.disk.capacity=1TiB",
     "placement": "kvsim replay tiers.cpu.capacity=100GiB",
@@ -28,6 +29,7 @@ FIRST_RUN = {
     "routing": "kvsim simulate cluster.engines=4",
     "scheduling": "kvsim simulate",
     "autoscaling": "kvsim simulate cluster.engines=4",
+    "admission": "kvsim simulate",
 }
 """What to try a new policy with, if not a replay."""
 TESTS, CLONE_TESTS = ("pytest",), ("pytest", "hypothesis")

@@ -24,7 +24,7 @@ FAMILIES: dict[str, type] = {name: CONTRACTS[name] for name in catalog.FAMILIES}
 USAGE = """usage: kvsim policies [FAMILY [NAME]]
 
 Lists the policies of all families, or of one; or describes one policy with its settings: kvsim policies eviction slru. FAMILY
-is eviction, prefetch, placement, checkpoint, routing, scheduling or autoscaling."""
+is eviction, prefetch, placement, checkpoint, routing, scheduling, autoscaling or admission."""
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -196,9 +196,9 @@ class Emulator:
     def _on_end(self, number: int) -> None:
         served = self.served.pop(number)
         served.is_ended, served.end_s = True, self.cluster.env.now
-        served.is_rejected = self.cluster.is_rejected(number)
+        served.is_rejected, served.is_shed = self.cluster.is_rejected(number), self.cluster.is_shed(number)
         served.retractions = self.cluster.retractions(number)
-        if not (served.is_rejected or served.is_aborted):
+        if not (served.is_refused or served.is_aborted):
             self._take_hits(served)
             while served.generated < len(served.answer):
                 self._generate(served)

@@ -7,7 +7,7 @@ from kvsim.cluster.cluster import Cluster
 from kvsim.cluster.landings import Landings
 from kvsim.core.request import Request, Reset
 from kvsim.engine.job import Job
-from kvsim.engine.outcome import REJECTED
+from kvsim.engine.outcome import REJECTED, SHED
 
 
 class LiveCluster(Cluster):
@@ -55,6 +55,10 @@ class LiveCluster(Cluster):
         """Whether a request could not run even alone."""
         return bool(self.book.columns["status"][number] == REJECTED)
 
+    def is_shed(self, number: int) -> bool:
+        """Whether the admission policy has refused a request."""
+        return bool(self.book.columns["status"][number] == SHED)
+
     def hit_pages(self, number: int) -> tuple[int, ...]:
         """Return the pages that a request has hit so far, by tier from the top down; () before it is admitted."""
         return tuple(self.book.columns["hit_pages"][number])
@@ -85,7 +89,7 @@ class LiveCluster(Cluster):
         """Drop all pages if no request is under way. Returns whether it did."""
         if self.unfinished:
             return False
-        self._reset(Reset("now", nan))
+        self._resets.reset(Reset("now", nan))
         return True
 
     def _deliver(self, job: Job) -> None:

@@ -39,6 +39,9 @@ class Served:
     """How many of them have been generated."""
     is_ended: bool = False
     is_rejected: bool = False
+    """Whether it could not run even alone."""
+    is_shed: bool = False
+    """Whether the admission policy has refused it."""
     is_aborted: bool = False
     """Whether it was given up: it ends, or has ended, before its answer is complete."""
     first_token_s: float = nan
@@ -52,6 +55,11 @@ class Served:
     """How often it has given its pages back; known at its end."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when any of this has changed."""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it is not computed: it was rejected or shed."""
+        return self.is_rejected or self.is_shed
 
     @property
     def reason(self) -> str:
@@ -80,4 +88,4 @@ class ServedWatch:
         """Its next token is there, ``after_s`` after the one before."""
 
     def ended(self, served: Served) -> None:
-        """It is complete, aborted or rejected."""
+        """It is complete, aborted, rejected or shed."""

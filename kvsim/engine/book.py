@@ -10,7 +10,7 @@ from kvsim.core.tier import Tier
 from kvsim.core.transfer import Transfer
 from kvsim.engine.columns import COLUMNS, recorded
 from kvsim.engine.job import Job
-from kvsim.engine.outcome import REJECTED, tier_names
+from kvsim.engine.outcome import REJECTED, SHED, tier_names
 from kvsim.engine.read_times import ReadTimes
 
 
@@ -52,6 +52,10 @@ class Book:
     def reject(self, request: Request) -> None:
         """Record that a request could not run even alone."""
         self.columns["status"][request.index] = REJECTED
+
+    def shed(self, request: Request) -> None:
+        """Record that a request was refused, or is never sent as one before it was."""
+        self.columns["status"][request.index] = SHED
 
     def hit(self, request: Request, pages: tuple[int, ...], engine: int) -> None:
         """Record the pages that a request hit in each tier, from the top down, and the engine that admitted it first."""

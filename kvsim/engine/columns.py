@@ -15,7 +15,7 @@ import numpy as np
 
 from kvsim.core.request import Request
 from kvsim.core.requests import values_of
-from kvsim.engine.outcome import FINISHED, REJECTED
+from kvsim.engine.outcome import FINISHED, REJECTED, SHED
 from kvsim.engine.tier_rows import TierRows
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Column:
     is_recorded: bool = True
     """Whether the engine records it. Otherwise it follows from other columns or from the trace."""
     is_kept_if_rejected: bool = False
-    """Whether it is known of a rejected request, too."""
+    """Whether it is known of a rejected or shed request, too."""
     is_of_trace: bool = False
     """Whether all runs over the same trace are equal in it."""
     is_below_gpu: bool = False
@@ -101,11 +101,12 @@ class Column:
 def recorded(requests: Sequence[Request], tiers: int, known: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return what a run has recorded of its requests, by column; ``known`` has the columns that the run knows anything of.
 
-    What is known of a rejected request that had begun, since persistent prompts left it no room only then, is removed.
+    What is known of a rejected request that had begun, since persistent prompts left it no room only then, is removed; of one
+    that was shed, nothing more is known either.
     """
     rows = [column for column in COLUMNS if column.is_recorded]
     columns = {column.name: column.array(known.get(column.name), len(requests), tiers) for column in rows}
-    rejected = columns["status"] == REJECTED
+    rejected = columns["status"] != FINISHED
     for column in rows:
         if not column.is_kept_if_rejected:
             columns[column.name][rejected] = column.missing
@@ -135,7 +136,7 @@ def hit_tokens(outcome: "Outcome", prompts: np.ndarray | None = None) -> np.ndar
 
 def _written_pages(outcome: "Outcome") -> np.ndarray:
     pages = outcome.hit_pages.copy()
-    pages[outcome.status == REJECTED, 0] = -1
+    pages[outcome.status != FINISHED, 0] = -1
     return pages
 
 
@@ -152,7 +153,7 @@ COLUMNS: list[Column] = [
     ),
     Column(
         name="hit_pages", heading="hit_pages_{tier}", kind=int, unit="pages", missing=0, has_gaps=False, compared=COMPARED,
-        is_logged=False, meaning="pages reused, by tier; `hit_pages_gpu` is -1 for a rejected request", of=_written_pages,
+        is_logged=False, meaning="pages reused, by tier; `hit_pages_gpu` is -1 for a rejected or shed request", of=_written_pages,
     ),
     Column(
         name="prompt_tokens", kind=int, unit="tokens", missing=-1, is_recorded=False, is_of_trace=True, compared=SAME,
@@ -165,7 +166,7 @@ COLUMNS: list[Column] = [
     ),
     Column(
         name="hit_tokens", heading="hit_tokens_{tier}", kind=int, unit="tokens", missing=0, has_gaps=False, is_recorded=False,
-        meaning="tokens reused, by tier; 0 for a rejected request",
+        meaning="tokens reused, by tier; 0 for a rejected or shed request",
         of=hit_tokens,
     ),
     Column(
@@ -202,9 +203,9 @@ COLUMNS: list[Column] = [
         meaning="how often it was retracted; none in a replay",
     ),
     Column(
-        name="status", kind=str, missing=FINISHED, has_gaps=False, is_kept_if_rejected=True, meaning="`finished` or `rejected`",
-        compared=SAME,
-        of=lambda outcome: np.where(outcome.status == REJECTED, "rejected", "finished"),
+        name="status", kind=str, missing=FINISHED, has_gaps=False, is_kept_if_rejected=True, compared=SAME,
+        meaning="`finished`, `rejected` or, refused by the [admission policy](admission.md), `shed`",
+        of=lambda outcome: np.select([outcome.status == REJECTED, outcome.status == SHED], ["rejected", "shed"], "finished"),
     ),
     Column(
         name="engine", kind=int, missing=-1, is_logged=False, meaning="number of the engine that computed its prompt",

@@ -365,6 +365,13 @@ class Engine(Carried):
         return self.schedule.stop(steps)
 
     @property
+    def computing_s(self) -> float:
+        """Seconds since the step under way has begun, the first one if there are several, if it computes prompts; otherwise 0."""
+        if not self._flight or not self._flight[0][0].work.chunks:
+            return 0.0
+        return float(self.env.now) - self._flight[0][2]
+
+    @property
     def last_step(self) -> Event | None:
         """The end of the last of the steps under way; None if there is none."""
         return self._flight[-1][1] if self._flight else None

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from kvsim.engine.event_log import EventLog
     from kvsim.engine.recorder import Recorder
 
-FINISHED, REJECTED = 0, 1
+FINISHED, REJECTED, SHED = 0, 1, 2
+"""What becomes of a request: it is answered; it could not run even alone; or the admission policy has refused it, or one that it
+waits for."""
 FEW_HITS = 0.001
 """Hits for each page written to a tier, below which the tier is looked at more closely."""
 PHASES = ("queue", "load", "prefill")
@@ -80,7 +82,7 @@ class Outcome:
 
     ``columns`` has what was recorded of each request, by the rows of ``kvsim/engine/columns.py``: arrays in trace order, of a
     column by tier with one column per tier (``tier_names``). The properties are those that reports compute with. Times are nan
-    if the run has no clock (replay) or the request was rejected; a rejected request has no hits.
+    if the run has no clock (replay) or the request was rejected or shed; such a request has no hits.
     """
 
     requests: Sequence[Request]
@@ -109,6 +111,8 @@ class Outcome:
     """Time in which each engine's stages were busy, on average; 0 with a single stage."""
     scaling: Scaling | None = None
     """The engines over time, if a policy starts and stops them."""
+    has_admission: bool = False
+    """Whether a policy could refuse requests."""
     retractions: int = 0
     drafts: dict[str, int] = field(default_factory=dict)
     """What drafts for answers have come to; empty without any (see ``Schedule.drafts``)."""
@@ -133,7 +137,7 @@ class Outcome:
 
     @property
     def status(self) -> np.ndarray:
-        """FINISHED or REJECTED."""
+        """FINISHED, REJECTED or SHED."""
         return self.columns["status"]
 
     @property
@@ -163,7 +167,7 @@ class Outcome:
 
     @property
     def engine(self) -> np.ndarray:
-        """Number of the engine that computed the prompt, -1 if rejected or without a clock."""
+        """Number of the engine that computed the prompt, -1 if rejected or shed, or without a clock."""
         return self.columns["engine"]
 
     @property

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from kvsim.core.request import Request
 from kvsim.errors import NoEffect, UsageError
 from kvsim.plans.plan import Plan
+from kvsim.policies.admission.base import CLUSTER
 from kvsim.policies.routing.base import RoutingPolicy
 
 KEY = "cluster.workers"
@@ -43,6 +44,10 @@ def check_apart(plan: Plan) -> None:
         ("the engines that compute prompts and those that decode depend on each other", bool(plan.layout.pairs)),
         ("requests of an engine that fails go to others", bool(plan.cluster.failures)),
         ("autoscaling starts and stops engines by the load of all", plan.is_scaled),
+        (
+            f"{type(plan.admission).__name__} refuses requests by the load of all engines",
+            plan.admission is not None and plan.may_refuse and plan.admission.goes_by == CLUSTER,
+        ),
         ("engine.reset_at_s resets all engines once all are idle", bool(plan.engine.reset_at_s)),
         ("timeline is written in one process", plan.timeline),
         ("events are written in one process", plan.events),

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvsim.errors import UsageError
 from kvsim.numbers import Real, refusal
+from kvsim.policies.admission.base import AdmissionPolicy
 from kvsim.policies.autoscaling.base import AutoscalingPolicy
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.eviction.base import EvictionPolicy
@@ -25,6 +26,7 @@ FAMILIES: dict[str, type] = {
     "routing": RoutingPolicy,
     "scheduling": SchedulingPolicy,
     "autoscaling": AutoscalingPolicy,
+    "admission": AdmissionPolicy,
 }
 """The families of policies, with the contract of each."""
 BARE = re.compile(r"\d*[A-Za-z][\w.-]*")

@@ -32,6 +32,7 @@ from kvsim.plans.sampling import sampling_of
 from kvsim.plans.substrate_choice import SUBSTRATES
 from kvsim.plans.tier_plans import gpu_memory_of, settings_of, state_capacities, tier_plans
 from kvsim.plans.units import with_numbers
+from kvsim.policies.admission.base import AdmissionPolicy
 from kvsim.policies.autoscaling.base import AutoscalingPolicy
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.checkpoint.none import NoCheckpoint
@@ -52,7 +53,7 @@ from kvsim.trace.formats import format_of
 MODEL = f"{ModelSpec.__module__}.{ModelSpec.__qualname__}"
 GROUPS = (
     "trace", "model", "hardware", "engine", "rules", "eviction", "placement", "prefetch", "checkpoint", "routing", "scheduling",
-    "autoscaling", "logger",
+    "autoscaling", "admission", "logger",
 )  # fmt: skip
 AGAINST_SERVER = "validate server"
 """``kvsim validate`` with a server, or with results of one, in place of this machine."""
@@ -137,6 +138,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
         routing=construct(RoutingPolicy, config.get("routing"), "routing"),
         scheduling=construct(SchedulingPolicy, config.get("scheduling"), "scheduling"),
         autoscaling=construct(AutoscalingPolicy, config.get("autoscaling"), "autoscaling"),
+        admission=construct(AdmissionPolicy, config.get("admission"), "admission"),
         states=state_capacities(config, tiers, model, keys),
         model=model,
         hardware=_with_stores(hardware, config, tiers, disk_scope),

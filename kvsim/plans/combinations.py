@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from kvsim.core.rules import IN_TIME
 from kvsim.errors import NoEffect, UsageError
 from kvsim.hardware.tier_kinds import FILE, REMOTE, TIER_KINDS, kind_of
+from kvsim.plans.admission import check_admission
 from kvsim.plans.apart import check_apart
 from kvsim.plans.capacity import check_numbered
 from kvsim.plans.engine_extras import check_extras
@@ -73,6 +74,7 @@ def _check_combination(plan: Plan, command: str, keys: set[str]) -> None:
     _check_own_cache(plan, command, keys)
     _check_schedule(plan, command, keys)
     check_extras(plan, keys)
+    check_admission(plan, keys)
     _check_cluster(plan, keys)
     if not plan.model.is_hybrid and not isinstance(plan.checkpoint, NoCheckpoint):
         raise NoEffect("checkpoint", "on a model without recurrent layers, which has no state to save", "set checkpoint=none")

@@ -19,7 +19,7 @@ from kvsim.trace.memory import RequestsInMemory, source_of
 
 OF_THE_TRACE = ("trace", "page_tokens")
 PER_TIER = ("eviction", "placement")
-RUN_WIDE = {name: name for name in ("prefetch", "checkpoint", "routing", "scheduling", "autoscaling")} | {
+RUN_WIDE = {name: name for name in ("prefetch", "checkpoint", "routing", "scheduling", "autoscaling", "admission")} | {
     "routing@cluster.decode_routing": "decode_routing"
 }
 """Keys of the policies that a run has once, with the plan's fields for them."""

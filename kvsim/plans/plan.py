@@ -14,6 +14,7 @@ from kvsim.plans.cluster_settings import ClusterSettings
 from kvsim.plans.command_settings import DiskSettings, SaturateSettings, SweepSettings
 from kvsim.plans.gpu_memory import GpuMemory
 from kvsim.plans.sampling import Sampling
+from kvsim.policies.admission.base import AdmissionPolicy
 from kvsim.policies.autoscaling.base import AutoscalingPolicy
 from kvsim.policies.checkpoint.base import CheckpointPolicy
 from kvsim.policies.copies import copied
@@ -64,6 +65,8 @@ class Plan:
     routing: RoutingPolicy
     scheduling: SchedulingPolicy
     autoscaling: AutoscalingPolicy
+    admission: AdmissionPolicy | None
+    """None: every request is admitted."""
     states: list[int | None] | None
     """Capacity for recurrent states of the GPU and the CPU (None: unlimited); None if states share the pages' capacity."""
     model: ModelSpec
@@ -112,7 +115,7 @@ class Plan:
     def with_own_policies(self) -> "Plan":
         """Return the plan with copies of its policies, for one more run of it. They must not be bound yet."""
         tiers = [replace(tier, eviction=copied(tier.eviction), placement=copied(tier.placement)) for tier in self.tiers]
-        names = ("prefetch", "checkpoint", "scheduling", "routing", "decode_routing", "autoscaling")
+        names = ("prefetch", "checkpoint", "scheduling", "routing", "decode_routing", "autoscaling", "admission")
         return replace(self, tiers=tiers, **{name: copied(getattr(self, name)) for name in names})
 
     def begun(self, command: str) -> Config:
@@ -142,6 +145,11 @@ class Plan:
     def is_scaled(self) -> bool:
         """Whether a policy starts and stops engines."""
         return self.autoscaling.asked_every_s != inf
+
+    @property
+    def may_refuse(self) -> bool:
+        """Whether a policy may refuse requests."""
+        return self.admission is not None and self.admission.is_asked
 
     @property
     def start_s(self) -> float:

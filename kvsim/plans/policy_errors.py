@@ -77,7 +77,7 @@ def user_policies(plan: Plan) -> list[UserPart]:
     """Return the policies of a plan that are not kvsim's: classes of other modules, or derived from such."""
     found: list[tuple[str, object]] = [(f"eviction policy of the {tier.name} tier", tier.eviction) for tier in plan.tiers]
     found += [(f"placement policy of the {tier.name} tier", tier.placement) for tier in plan.tiers]
-    policies = ("prefetch", "checkpoint", "routing", "scheduling", "autoscaling", "decode_routing")
+    policies = ("prefetch", "checkpoint", "routing", "scheduling", "autoscaling", "admission", "decode_routing")
     found += [(f"{name.replace('_', ' ')} policy", getattr(plan, name)) for name in policies]
     return _users(found)
 

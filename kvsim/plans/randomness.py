@@ -32,7 +32,7 @@ def _without_seed(plan: Plan) -> dict[str, Any]:
 def _policies(plan: Plan) -> Iterator[object]:
     for tier in plan.tiers:
         yield from (tier.eviction, tier.placement)
-    yield from (plan.prefetch, plan.checkpoint, plan.scheduling)
+    yield from (plan.prefetch, plan.checkpoint, plan.scheduling, plan.admission)
     if plan.layout.engines > 1:
         yield from (plan.routing, plan.decode_routing, plan.autoscaling)
 

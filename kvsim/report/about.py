@@ -11,12 +11,15 @@ from kvsim.results.rates import count, size
 from kvsim.results.result import RunRecord
 
 SEPARATOR = " · "
-FAMILIES = ("eviction", "placement", "prefetch", "checkpoint", "routing", "scheduling", "autoscaling", "rules", "engine")
+FAMILIES = (
+    "eviction", "placement", "prefetch", "checkpoint", "routing", "scheduling", "autoscaling", "admission", "rules", "engine",
+)  # fmt: skip
 USUAL = {
     "prefetch": "none",
     "checkpoint": "none",
     "scheduling": "fcfs",
     "autoscaling": "none",
+    "admission": "none",
     "rules": "default",
     "engine": "default",
     "logger": "none",

@@ -5,7 +5,7 @@ from html import escape
 from typing import Any
 
 from kvsim.report.comparison.compare import Comparison
-from kvsim.report.summary import facts, tables
+from kvsim.report.summary import facts, shed_requests, tables
 from kvsim.results.rates import count, digits, percent
 from kvsim.results.result import RunRecord
 
@@ -24,6 +24,7 @@ def run_line(record: RunRecord) -> str:
     ttft = record["ttft_s"]
     times = [] if ttft["mean"] is None else [f"TTFT {digits(ttft['mean'])} s mean, {digits(ttft['p99'])} s p99"]
     rejected = [f"{count(record['rejected'])} rejected"] if record["rejected"] else []
+    rejected += [f"{count(shed)} shed"] if (shed := shed_requests(record)) else []
     number = len(record["warnings"])
     warnings = [f"{number} warning{'s' * (number > 1)} in record"] if number else []
     requests = f"{count(record['requests'])} requests"

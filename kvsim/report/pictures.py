@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.report.axes import log_axis, seconds_text
 from kvsim.report.figure import GREY, NEUTRAL, Figure, Picture, Trace, laid_out, rounded
-from kvsim.report.summary import clock
+from kvsim.report.summary import clock, shed_requests
 from kvsim.report.tier_looks import look_of
 from kvsim.results.result import RunRecord
 from kvsim.results.timeline import middles
@@ -69,7 +69,7 @@ def _hit_figure(result: RunRecord) -> Figure | None:
     hits = result["timeline"]["hits"]
     if not hits["edges"]:
         return None
-    served = result["requests"] + result["warmup_requests"] - result["rejected"]
+    served = result["requests"] + result["warmup_requests"] - result["rejected"] - shed_requests(result)
     bins = merged(hits["edges"], served)
     known = {tier: summed(rates, hits["prompt_tokens"], bins) for tier, rates in hits["hit_rate"].items()}
     edges = [hits["edges"][start] for start, _, _ in bins] + [hits["edges"][bins[-1][1]]]

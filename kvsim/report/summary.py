@@ -58,6 +58,7 @@ def facts(result: RunRecord) -> list[tuple[str, str]]:
         ("autoscaling", _scaling(result.get("scaling"))),
         ("drafts", _drafts(result.get("speculation"))),
         ("adapters", _adapters(result.get("lora"))),
+        ("admission", _admission(result.get("admission"))),
         ("retractions", count(result["retractions"]) if result["retractions"] else ""),
         ("ranks", _ranks(result.get("lost_to_disagreement", {}))),
         ("hardware", _hardware(result.get("hardware", {}))),
@@ -143,7 +144,16 @@ def _requests(result: RunRecord) -> str:
     text = f"{count(result['requests'])} counted"
     if result["warmup_requests"]:
         text += f" after a warm-up of {count(result['warmup_requests'])}"
-    return text + (f", {count(result['rejected'])} rejected" if result["rejected"] else "")
+    if result["rejected"]:
+        text += f", {count(result['rejected'])} rejected"
+    shed = shed_requests(result)
+    return text + (f", {count(shed)} shed" if shed else "")
+
+
+def shed_requests(result: RunRecord) -> int:
+    """Return how many of the counted requests the admission policy has refused."""
+    found: int = (result.get("admission") or {}).get("shed", 0)
+    return found
 
 
 def _hit_rate(result: RunRecord) -> str:
@@ -152,7 +162,8 @@ def _hit_rate(result: RunRecord) -> str:
     text = f"{rate} of {tokens} prompt tokens, {percent(result['page_hit_rate'])} of {pages} pages"
     if "request_hit_rate" not in result:  # recorded by an earlier version
         return text
-    return f"{text}, {percent(result['request_hit_rate'])} of {count(result['requests'] - result['rejected'])} requests"
+    served = result["requests"] - result["rejected"] - shed_requests(result)
+    return f"{text}, {percent(result['request_hit_rate'])} of {count(served)} requests"
 
 
 def interval(result: RunRecord) -> str:
@@ -336,6 +347,17 @@ def _adapters(adapters: Mapping[str, Any] | None) -> str:
         f"{count(adapters['loads'])} copies to the GPU for {count(adapters['uses'])} requests with one: "
         f"{percent(adapters['hit_rate'])} found theirs there"
     )
+
+
+def _admission(admission: Mapping[str, Any] | None) -> str:
+    """Say how many requests were refused, of which classes; empty for a run that refuses none."""
+    if admission is None:
+        return ""
+    text = f"{count(admission['shed'])} requests shed, {percent(admission['share'])} of all"
+    if admission["unsent"]:
+        text += f", {count(admission['unsent'])} of them never sent"
+    classes = [f"{one['by']} {one['class']} {count(one['shed'])} of {count(one['requests'])}" for one in admission["classes"]]
+    return "; ".join([text, *classes[:MOST_CLASSES]]) + ("; ..." if len(classes) > MOST_CLASSES else "")
 
 
 def _engines_fact(result: RunRecord) -> str:

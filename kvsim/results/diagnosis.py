@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvsim.engine.outcome import REJECTED, Outcome
+from kvsim.engine.outcome import FINISHED, Outcome
 from kvsim.results.rates import digits, link_record, percent, ratio
 
 GPU, ROOM, NONE = "gpu", "room", "none"
@@ -46,7 +46,7 @@ def diagnosis(outcome: Outcome, page_bytes: int | None) -> dict[str, Any] | None
         room     if running requests hold three quarters of the GPU tier for most of the time that requests wait in the queue
         gpu      otherwise
     """
-    known = (outcome.status != REJECTED) & ~np.isnan(outcome.ttft_s)
+    known = (outcome.status == FINISHED) & ~np.isnan(outcome.ttft_s)
     if not outcome.simulated_s or not known.any():
         return None
     queue_s, load_s, prefill_s = outcome.phases_s[known].mean(axis=0).tolist()

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.engine.outcome import REJECTED, Outcome
+from kvsim.engine.outcome import FINISHED, Outcome
 
 BINS = 200
 MOST_VALUES = 12_800
@@ -22,7 +22,7 @@ def engine_series(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray) -> di
     """
     if not outcome.engines:
         return None
-    served = np.flatnonzero((outcome.status != REJECTED) & ~np.isnan(outcome.e2e_s))
+    served = np.flatnonzero((outcome.status == FINISHED) & ~np.isnan(outcome.e2e_s))
     return {"load": _load(outcome, served), "hits": _hits(outcome, prompts, hits, served)}
 
 

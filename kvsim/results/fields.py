@@ -6,7 +6,8 @@ and the reference read it. A new measure is a row here with its formula.
 Fields over requests (``requests`` to ``slo``) exclude the leading ``warmup`` fraction of the trace. The counters of tiers,
 links, policies and the engine, ``timeline`` and ``requests_per_s`` cover the whole run: a tier's peak or a link's use cannot be
 attributed to single requests. ``engines`` and ``imbalance`` have both. A rejected request counts in ``requests`` and
-``rejected`` only: it was not served, so it is excluded from ``prompt_tokens`` and from every rate.
+``rejected`` only: it was not served, so it is excluded from ``prompt_tokens`` and from every rate. One that an admission policy
+has refused counts in ``requests`` and ``admission`` likewise; objectives count both as missed.
 """
 
 from collections.abc import Iterable
@@ -16,7 +17,8 @@ from typing import Any, Literal
 import numpy as np
 
 from kvsim.engine.columns import TIER
-from kvsim.engine.outcome import PHASES, tiers_listed
+from kvsim.engine.outcome import PHASES, REJECTED, tiers_listed
+from kvsim.results.admission import ADMISSION, admission
 from kvsim.results.counters import COUNTERS
 from kvsim.results.diagnosis import diagnosis, parallel
 from kvsim.results.engine_records import ENGINE, engine_records, imbalance
@@ -139,11 +141,11 @@ FIELDS: list[Field] = [
     ),
     Field(
         name="requests", kind=Count, of=lambda run: len(run.outcome.requests) - run.skipped,
-        meaning="requests counted, rejected ones included",
+        meaning="requests counted, rejected and shed ones included",
     ),
     Field(name="warmup_requests", kind=Count, of=lambda run: run.skipped, meaning="requests left out before them"),
     Field(
-        name="rejected", kind=Count, better=-1, of=lambda run: np.count_nonzero(run.counted & ~run.served),
+        name="rejected", kind=Count, better=-1, of=lambda run: np.count_nonzero(run.counted & (run.outcome.status == REJECTED)),
         measures=(Measure("rejected", "rejected", Path("rejected"), count, -1, place=16, on_terminal=True),),
         meaning="requests counted that could never fit: they exceed the GPU tier, or what persistent prompts leave of it",
     ),
@@ -328,6 +330,14 @@ FIELDS: list[Field] = [
         "drain; `gpu_s`, the same for GPUs; `of_all`, as a share of `cluster.engines` all the time; `mean_engines`, "
         "`most_engines`; `starts` and `stops`; `start_s`, what a start takes; `changes`, lists of a time and the engines that "
         "are up, start and drain from then on",
+    ),
+    Field(
+        name="admission", kind=ADMISSION, presence=OPTIONAL, better=-1,
+        of=lambda run: admission(run.outcome, run.counted),
+        measures=(Measure("shed", "shed", Path("admission.shed"), count, -1, place=16, on_terminal=True),),
+        meaning="only with [`admission`](admission.md): `shed`, the requests counted that were refused; `share`, of all counted; "
+        "`unsent`, those of them that were never sent, because a request that they wait for was refused; `classes`, how many "
+        "of which type, tenant and priority, where the trace tells",
     ),
     Field(
         name="parallel", kind=shape(stages=MaybeShare, communication=Share), presence=OPTIONAL,

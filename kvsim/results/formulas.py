@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsim.core.requests import values_of
 from kvsim.engine.columns import hit_tokens, of_requests, prompt_tokens
-from kvsim.engine.outcome import REJECTED, Outcome
+from kvsim.engine.outcome import FINISHED, Outcome
 from kvsim.results.rates import ratio, span_s, spread
 from kvsim.results.slo import Slo
 from kvsim.results.warnings import warnings
@@ -36,8 +36,8 @@ class Basis:
 
     @cached_property
     def served(self) -> np.ndarray:
-        """Whether each request counts and was served."""
-        served: np.ndarray = self.counted & (self.outcome.status != REJECTED)
+        """Whether each request counts and was served: it was neither rejected nor shed."""
+        served: np.ndarray = self.counted & (self.outcome.status == FINISHED)
         return served
 
     @cached_property

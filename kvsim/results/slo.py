@@ -3,7 +3,7 @@
 Goodput as in Zhong et al.: DistServe (OSDI 2024): requests per second that meet every objective.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 
 from kvsim.core.request import Request
 from kvsim.core.requests import values_of
-from kvsim.engine.outcome import REJECTED, Outcome
+from kvsim.engine.outcome import FINISHED, Outcome
 from kvsim.numbers import Real, check_number, check_settings
 from kvsim.results.rates import ratio, span_s, spread
 
@@ -78,8 +78,8 @@ class Slo:
             raise ValueError(f"classes: the trace has no request whose {self.by} is {missing[0]}{known}")
 
     def met(self, outcome: Outcome) -> np.ndarray:
-        """Return whether each request meets every objective; a rejected one meets none."""
-        met: np.ndarray = outcome.status != REJECTED
+        """Return whether each request meets every objective; a rejected or shed one meets none."""
+        met: np.ndarray = outcome.status == FINISHED
         ttft_s, tpot_s = [self._limits_s(outcome, objective) for objective in OBJECTIVES]
         met &= (ttft_s == inf) | (outcome.ttft_s <= ttft_s)
         met &= (outcome.tpot_s <= tpot_s) | np.isnan(outcome.tpot_s)
@@ -101,11 +101,12 @@ class Slo:
 
 
 def attained(outcome: Outcome, slo: Slo, counted: np.ndarray) -> dict[str, Any] | None:
-    """Return ``slo`` of ``result.json``; None without objectives. ``counted`` tells which requests count, rejected ones too."""
+    """Return ``slo`` of ``result.json``; None without objectives. ``counted`` tells which requests count, rejected and shed
+    ones too."""
     if not slo.is_set:
         return None
     met = slo.met(outcome)
-    served = counted & (outcome.status != REJECTED)
+    served = counted & (outcome.status == FINISHED)
     own = {} if slo.by is None else {"by": slo.by, "by_class": slo.by_class}
     return {
         "ttft_s": slo.ttft_s,
@@ -115,6 +116,13 @@ def attained(outcome: Outcome, slo: Slo, counted: np.ndarray) -> dict[str, Any] 
         "goodput_requests_per_s": ratio(int(np.count_nonzero(met & counted)), span_s(outcome, served)),
         "classes": list(_classes(outcome, met, counted, span_s(outcome, served))),
     }
+
+
+def class_order(by: str) -> Callable[[str], tuple[int, int, str]]:
+    """Return the key by which the names of classes are sorted: priorities as numbers."""
+    if by != "priority":
+        return lambda name: (0, 0, name)
+    return lambda name: (int(name), 0, name)
 
 
 def _attainment(met: np.ndarray, counted: np.ndarray) -> float | None:
@@ -133,10 +141,10 @@ def _classes(outcome: Outcome, met: np.ndarray, counted: np.ndarray, seconds: fl
         of_name: dict[str, list[int]] = {}
         for index in np.flatnonzero(counted).tolist():
             of_name.setdefault(names[index], []).append(index)
-        for name in sorted(of_name, key=lambda name: (len(name), name) if by == "priority" else (0, name)):
+        for name in sorted(of_name, key=class_order(by)):
             chosen = np.zeros(len(names), dtype=bool)
             chosen[of_name[name]] = True
-            served = chosen & (outcome.status != REJECTED)
+            served = chosen & (outcome.status == FINISHED)
             yield {
                 "by": by,
                 "class": name,

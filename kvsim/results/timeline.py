@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.engine.link_use import LinkUse
-from kvsim.engine.outcome import REJECTED, Outcome
+from kvsim.engine.outcome import FINISHED, Outcome
 from kvsim.results.engine_timeline import engine_series
 
 BINS = 200
@@ -33,7 +33,7 @@ def _hits(outcome: Outcome, prompts: np.ndarray, hits: np.ndarray, skipped: int)
     For hybrid models, ``known_rate`` is the hit rate if every page with KV in some tier also had a saved state.
     """
     axis, position = _positions(outcome)
-    order = np.flatnonzero(outcome.status != REJECTED)
+    order = np.flatnonzero(outcome.status == FINISHED)
     order = order[np.argsort(position[order], kind="stable")]
     bins = min(BINS, order.size)
     if not bins:

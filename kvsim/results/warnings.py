@@ -4,7 +4,7 @@ from math import sqrt
 
 import numpy as np
 
-from kvsim.engine.outcome import REJECTED, Outcome
+from kvsim.engine.outcome import FINISHED, Outcome
 
 GROWTH = 0.03
 """A queue that grows without end grows by at least this share of the requests that arrive."""
@@ -45,7 +45,7 @@ def _endless_queue(outcome: Outcome) -> list[str]:
     exponential time), and of none at 0.9 times; with 6,000 arrivals, of all and of none.
     """
     queue_s = outcome.columns["queue_s"]
-    known = (outcome.status != REJECTED) & ~np.isnan(queue_s)
+    known = (outcome.status == FINISHED) & ~np.isnan(queue_s)
     arrivals, starts = np.sort(outcome.arrival_s[known]), np.sort((outcome.arrival_s + queue_s)[known])
     if not arrivals.size or arrivals[0] == arrivals[-1]:
         return []

@@ -20,10 +20,11 @@ PAUSE_S = 10.0
 def run_alone(plan: Plan, watch: Watch = unwatched) -> Result:
     """Simulate the requests of a plan's trace in their order, each after the one before it has ended. Raises UsageError.
 
-    That is in one process, whatever ``cluster.workers`` says, since a request waits for one that any engine serves.
+    That is in one process, whatever ``cluster.workers`` says, since a request waits for one that any engine serves, and every
+    request is admitted.
     """
     trace, _ = load_trace(plan)
-    plan = replace(plan, cluster=replace(plan.cluster, workers=1))
+    plan = replace(plan, cluster=replace(plan.cluster, workers=1), admission=None)
     return execute("simulate", plan, replace(trace, requests=one_by_one(trace.requests)), watch=watch)
 
 

@@ -37,6 +37,7 @@ from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer, PrefetchPolicy
 from kvsim.policies.routing.base import RoutingPolicy
 from kvsim.policies.routing.context import RoutingContext
+from kvsim.run.admitting import build_gate
 from kvsim.run.autoscaling_context import autoscaling_context
 from kvsim.run.stop_iteration import refuse_stop_iteration
 from kvsim.states.cache import HybridCache
@@ -295,7 +296,8 @@ def build_cluster_of(
             )
     ordered, layout, samples = [engines[number] for number in sorted(engines)], plan.layout, plan.rules.samples or TOGETHER
     if layout.engines == 1:
-        return kind(ordered, failures=plan.cluster.plan_failures(), samples=samples)
+        gate = build_gate(plan, requests, ordered, None, None)
+        return kind(ordered, failures=plan.cluster.plan_failures(), samples=samples, gate=gate)
     gpus = {number: engine.gpu for number, engine in engines.items()}
     first = layout.prefill_engines or layout.engines
     hand_over = None
@@ -306,7 +308,8 @@ def build_cluster_of(
     router = _router(plan, plan.routing, {number: gpu for number, gpu in gpus.items() if number < first}, substrate, 0)
     failures = plan.cluster.plan_failures()
     scaler = _scaler(plan, ordered, router) if plan.is_scaled else None
-    return kind(ordered, router, hand_over=hand_over, failures=failures, layout=layout, samples=samples, scaler=scaler)
+    gate = build_gate(plan, requests, ordered, router, hand_over)
+    return kind(ordered, router, hand_over=hand_over, failures=failures, layout=layout, samples=samples, scaler=scaler, gate=gate)
 
 
 def _scaler(plan: Plan, engines: Sequence[Engine], router: Router) -> Scaler:

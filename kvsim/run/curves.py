@@ -13,7 +13,7 @@ from kvsim.bounds.lru_curve import LruCurve
 from kvsim.core.request import Request
 from kvsim.core.rules import Rules
 from kvsim.engine.columns import hit_tokens
-from kvsim.engine.outcome import REJECTED
+from kvsim.engine.outcome import FINISHED
 from kvsim.errors import UsageError, first_line
 from kvsim.numbers import Real, check_settings
 from kvsim.plans.capacity import capacity_pages
@@ -260,7 +260,7 @@ class Curves:
         settings = ReplaySettings(in_flight=1, hold_output=False)
         outcome = play.replay(replace(self.plan, tiers=[tier], prefetch=NoPrefetch(), replay=settings), requests)
         counted = np.array([request.index >= self.first for request in requests])
-        served = counted & (outcome.status != REJECTED)
+        served = counted & (outcome.status == FINISHED)
         return Point(
             policy=name,
             capacity_pages=capacity,

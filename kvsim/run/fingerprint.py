@@ -35,9 +35,9 @@ def bound_names(plan: Plan, requests: Sequence[Request]) -> dict[str, str]:
     """Return a name for each bound of a plan; runs that share a bound share its name.
 
     Like the runs, both bounds leave out requests that the GPU tier can never hold. There are none for recurrent states, several
-    cached answers to a prompt, and what ``not_bounded`` names, which Belady's MIN does not model.
+    cached answers to a prompt, runs that may refuse requests, and what ``not_bounded`` names, which Belady's MIN does not model.
     """
-    if plan.model.is_hybrid or not_bounded(requests):
+    if plan.model.is_hybrid or plan.may_refuse or not_bounded(requests):
         return {}
     if plan.rules.cache_output and any(values_of(requests, "sample_output_runs")):
         return {}

@@ -59,6 +59,7 @@ def merged(
         link_lanes=lanes,
         simulated_s=max(part["simulated_s"] for part in parts),
         retractions=sum(part["retractions"] for part in parts),
+        has_admission=any(part["has_admission"] for part in parts),
         lost_to_disagreement=_disagreement([part["lost_to_disagreement"] for part in parts]),
         **sums,
         **lists,

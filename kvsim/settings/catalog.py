@@ -27,11 +27,12 @@ GROUPS = {
     "routing": "which engine of a cluster gets a request",
     "scheduling": "which waiting request is admitted next",
     "autoscaling": "how many engines of a cluster serve",
+    "admission": "which requests are served at all",
     "logger": "where results go besides the run's folder",
     "preset": "policies, rules and sizes that together are a known engine or setup",
 }
 """Every group of ``conf`` and what it chooses."""
-FAMILIES = ("eviction", "prefetch", "placement", "checkpoint", "routing", "scheduling", "autoscaling")
+FAMILIES = ("eviction", "prefetch", "placement", "checkpoint", "routing", "scheduling", "autoscaling", "admission")
 """Those of policies."""
 OVER_OTHERS = ("preset", "drive", "network")
 """Groups that a run can do without: a choice sets settings of others."""

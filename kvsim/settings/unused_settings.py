@@ -16,7 +16,16 @@ SCALING = ("autoscaling", "cluster.min_engines", "cluster.initial_engines", "clu
 SAMPLE = ("sample", "sample_draws")
 """Samples of a trace."""
 QUEUES = ", where queues depend on all requests: a part of them does not tell how long they are"
-WHY = {("simulate", "sample"): QUEUES, ("saturate", "sample"): QUEUES, ("plan", "sample"): QUEUES}
+NO_CLOCK = ", which has no clock: requests wait for nothing"
+SAME_REQUESTS = ", which compares runs of the same requests"
+WHY = {
+    ("replay", "admission"): NO_CLOCK,
+    ("validate", "admission"): SAME_REQUESTS,
+    ("validate server", "admission"): SAME_REQUESTS,
+    ("simulate", "sample"): QUEUES,
+    ("saturate", "sample"): QUEUES,
+    ("plan", "sample"): QUEUES,
+}
 """By command and setting, a reason that is not plain from the command; it follows "has no effect on"."""
 WITHOUT_EFFECT = {
     "simulate": (
@@ -35,21 +44,22 @@ WITHOUT_EFFECT = {
     "replay": (
         "engine", "cluster", "routing", "scheduling", "autoscaling", "substrate", "disk", "curve", "timeline", "validate",
         "server", "results", "slo", "saturate", "hardware.rank_jitter", "hardware.rank_faults", "hardware.noise", *ALLREDUCE,
-        *OF_EXPERTS, "rules.cache_chunks", "shadow", "serve", "plan", "leaderboard", "train",
+        *OF_EXPERTS, "rules.cache_chunks", "shadow", "serve", "plan", "leaderboard", "train", "admission",
     ),
     "validate": (
         "replay", "curve", "print_tree", "substrate", "logger", "events", "slo", "saturate", "shadow", "serve", "plan",
-        "leaderboard", "train", *SCALING, *ALLREDUCE, *OF_EXPERTS, *SAMPLE,
+        "leaderboard", "train", "admission", *SCALING, *ALLREDUCE, *OF_EXPERTS, *SAMPLE,
     ),
     "validate server": (
         "replay", "curve", "print_tree", "substrate", "disk", "logger", "timeline", "events", "slo", "saturate", "sweep",
         "validate.measured", "validate.link_bytes", "shadow", "serve", "plan", "leaderboard", "train", *SCALING, *SAMPLE,
+        "admission",
     ),
     "curve": (
         "engine", "hardware", "drive", "network", "substrate", "disk", "replay", "tiers", "eviction", "placement",
         "prefetch", "checkpoint", "routing", "scheduling", "autoscaling", "cluster", "preset", "print_tree", "timeline", "events",
         "logger", "sweep.objective", "validate", "server", "results", "slo", "saturate", "rules.cache_chunks", "shadow",
-        "serve", "plan", "leaderboard", "train", *SAMPLE,
+        "serve", "plan", "leaderboard", "train", *SAMPLE, "admission",
     ),
     "leaderboard": (
         "curve", "print_tree", "validate", "server", "results", "saturate", "shadow", "serve", "plan", "timeline", "events",
@@ -58,13 +68,13 @@ WITHOUT_EFFECT = {
     "train": (
         "engine", "cluster", "routing", "scheduling", "autoscaling", "substrate", "disk", "curve", "timeline", "validate",
         "server", "results", "slo", "saturate", "shadow", "serve", "plan", "leaderboard", "eviction", "events", "logger", "sweep",
-        "print_tree", "warmup", *SAMPLE,
+        "print_tree", "warmup", *SAMPLE, "admission",
     ),
     "shadow": (
         "trace", "engine", "cluster", "routing", "scheduling", "autoscaling", "substrate", "disk", "curve", "timeline", "events",
         "validate", "server", "results", "slo", "saturate", "sweep", "warmup", "print_tree", "hardware.rank_jitter",
         "hardware.rank_faults", "hardware.noise", *ALLREDUCE, *OF_EXPERTS, "rules.cache_chunks", "serve", "plan", "leaderboard",
-        "train", *SAMPLE,
+        "train", *SAMPLE, "admission",
     ),
     "serve": (
         "trace", "replay", "curve", "print_tree", "validate", "server", "results", "saturate", "slo", "sweep", "substrate",

@@ -44,7 +44,7 @@ class Measure(NamedTuple):
 
 def _hits(requests: Columns) -> Numbers:
     hits = sum((requests[name] for name in requests if name.startswith("hit_tokens_")), np.zeros(len(requests["request"])))
-    return np.where(requests["status"] == "rejected", np.nan, hits)
+    return np.where(requests["status"] != "finished", np.nan, hits)
 
 
 MEASURES = {

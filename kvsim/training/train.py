@@ -10,7 +10,7 @@ import numpy as np
 
 from kvsim.core.request import Request
 from kvsim.engine.columns import hit_tokens
-from kvsim.engine.outcome import REJECTED, Outcome
+from kvsim.engine.outcome import FINISHED, Outcome
 from kvsim.errors import UsageError
 from kvsim.files.writing import FileSet
 from kvsim.plans.combinations import check_bypass
@@ -99,7 +99,7 @@ def _recorded(plan: Plan, known: Sequence[Request], policy: Recording) -> float:
 
 def _rate(outcome: Outcome, requests: Sequence[Request], first: int) -> float:
     """Return the hit rate of the requests from an index on."""
-    counted = np.array([request.index >= first for request in requests]) & (outcome.status != REJECTED)
+    counted = np.array([request.index >= first for request in requests]) & (outcome.status == FINISHED)
     prompts = np.array([request.prompt_tokens for request in requests])
     return ratio(int(hit_tokens(outcome)[counted].sum()), int(prompts[counted].sum())) or 0.0
 

@@ -10,6 +10,7 @@ from math import inf
 from typing import Any
 
 from kvsim.cluster.cluster import Cluster, Failure
+from kvsim.cluster.gate import Gate
 from kvsim.cluster.hand_over import HandOver
 from kvsim.cluster.held_pages import Holders
 from kvsim.cluster.router import Changes, Router, known_engines
@@ -26,8 +27,11 @@ from kvsim.engine.outcome import Outcome
 from kvsim.engine.prefetching import Prefetching
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.hardware.tier_kinds import LEVELS
+from kvsim.policies.admission.base import AdmissionPolicy
+from kvsim.policies.admission.context import AdmissionContext
 from kvsim.policies.autoscaling.base import AutoscalingPolicy
 from kvsim.policies.context import PolicyContext
+from kvsim.policies.copies import copied
 from kvsim.policies.eviction.lru import LRU
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.prefetch.base import Offer
@@ -165,6 +169,9 @@ class SmallCluster(Cluster):
             check_idle(engine)
             assert engine.is_idle and not engine.running.held and not engine.running.joining
         assert not self._sent and not self._homeless and not self._samples_left
+        if self.gate is not None:
+            self.gate.check()
+            assert not self.gate._where and not self.gate._refused
         for router in [one.router for one in (self, self.hand_over) if one is not None]:
             if router is not None:
                 router.hear(inf)
@@ -195,11 +202,14 @@ def small_cluster(
     is_checked: bool = True,
     settings: dict[str, Any] | None = None,
     autoscaling: AutoscalingPolicy | None = None,
+    admission: AdmissionPolicy | None = None,
+    known: dict[str, Any] | None = None,
     scaling: dict[str, Any] | None = None,
     **shape: Any,
 ) -> SmallCluster:
     """Engines as ``Shape`` says; ``hardware`` changes the round numbers, and ``settings`` are those of each engine.
 
+    An ``admission`` policy refuses requests; it gets what is ``known``, and steps in which a token takes 1 s.
     With an ``autoscaling`` policy, one engine serves at first, and engines start in 2 s, unless ``scaling`` says otherwise.
     """
     form = Shape(gpu=gpu, **shape)
@@ -234,14 +244,35 @@ def small_cluster(
     if autoscaling is not None:
         assert router is not None
         scaler = Scaler(autoscaling, ordered, router, **{"least": 1, "first": 1, "start_s": 2.0, **(scaling or {})})
+    hand_over = hand_over_for(decode_routing, ordered, form, engine_settings, page_tokens) if form.prefill else None
     return SmallCluster(
         ordered,  # type: ignore[arg-type]
         router,
         scaler=scaler,
-        hand_over=hand_over_for(decode_routing, ordered, form, engine_settings, page_tokens) if form.prefill else None,
+        gate=None if admission is None else gate_for(admission, ordered, router, hand_over, known or {}),
+        hand_over=hand_over,
         failures=failures,
         layout=layout,
     )
+
+
+def gate_for(
+    policy: AdmissionPolicy, engines: Sequence[Any], router: Router | None, hand_over: HandOver | None, known: dict[str, Any]
+) -> Gate:
+    """What refuses requests, with a policy of its own for each engine if it goes by the engine."""
+    number = len(engines) if policy.goes_by == "engine" else 1
+    policies = [policy if number == 1 else copied(policy) for _ in range(number)]
+    requests = make_requests([Ask(word="a", at=0.0, tokens=1, output=1, after=-1, delay_s=0.0)] * 3)
+    requests[0].priority = -1
+    for one in policies:
+        one.bind(
+            AdmissionContext(
+                prefill_s=lambda prefills, requests, context: float(sum(tokens - start for start, tokens in prefills)),
+                decode_step_s=lambda requests, context: float(requests),
+                **{"requests": requests, **known},
+            )
+        )
+    return Gate(policies, engines, router, hand_over)
 
 
 def router_for(policy: RoutingPolicy, engines: Sequence[SmallEngine], page_tokens: int) -> Router:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 from simpy import Process
 
+from kvsim.cluster.followers import Followers
 from kvsim.core.request import RESETS, Request, Reset
 from kvsim.engine.engine import Engine
 from kvsim.engine.job import CLAIMING, DECODING, FETCHING, PREFILLING, QUEUED
@@ -69,7 +70,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.words = Words()
         self.coming = [self.request("", index, tokens=1, output=1) for index in range(MOST_REQUESTS)]
         self.cluster.start(self.coming.copy())
-        self.cluster._followers.clear()
+        self.cluster._followers = Followers([])
         self.failing: dict[Engine, Process] = {}
 
     def request(self, word: str, index: int, *, tokens: int, output: int) -> Request:
@@ -117,7 +118,7 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 9), mode=st.sampled_from(RESETS))
     def reset(self, pick: int, mode: str) -> None:
         if pick == 0:
-            self.cluster._reset(Reset(mode, self.env.now))
+            self.cluster._resets.reset(Reset(mode, self.env.now))
 
     # --- what always holds ---
 

@@ -13,6 +13,7 @@ import kvsim
 from kvsim.core.queue_view import Waiting
 from kvsim.core.request import Request
 from kvsim.core.tree import Node
+from kvsim.policies.admission.base import AdmissionPolicy, ClusterLoad
 from kvsim.policies.autoscaling.base import AutoscalingPolicy, ClusterStatus
 from kvsim.policies.checkpoint.base import CheckpointPolicy, Prefill
 from kvsim.policies.eviction.base import RankedEviction
@@ -96,6 +97,14 @@ class MyAutoscaling(AutoscalingPolicy):
         return 1 + asked("autoscaling", self) % status.most_engines
 
 
+@dataclass(kw_only=True, eq=False)
+class MyAdmission(AdmissionPolicy):
+    setting: int = DEFAULT
+
+    def admits(self, request: Request, load: ClusterLoad) -> bool:
+        return load.engines[0].waiting_requests < asked("admission", self)
+
+
 FAMILIES: dict[str, Any] = {
     "eviction": MyEviction,
     "placement": MyPlacement,
@@ -104,6 +113,7 @@ FAMILIES: dict[str, Any] = {
     "routing": MyRouting,
     "scheduling": MyScheduling,
     "autoscaling": MyAutoscaling,
+    "admission": MyAdmission,
 }
 TIERS = ("tiers.gpu.capacity=3000pages", "tiers.cpu.capacity=2000pages", "tiers.disk.capacity=20000pages")
 HYBRID = ("model=nemotron_h_8b", "tiers.gpu.capacity=8GiB", "tiers.cpu.capacity=0", "tiers.disk.capacity=0")

@@ -1,4 +1,4 @@
-"""Pages of routing, scheduling and autoscaling have a row for each policy: what it does, knows, comes from and is for."""
+"""Pages of routing, scheduling, autoscaling and admission have a row for each policy: what it does, knows, comes from, is for."""
 
 import re
 
@@ -7,7 +7,7 @@ import pytest
 from tests.docs.modules import DOCS, ROOT
 
 
-@pytest.mark.parametrize("family", ["routing", "scheduling", "autoscaling"])
+@pytest.mark.parametrize("family", ["routing", "scheduling", "autoscaling", "admission"])
 def test_every_policy_has_a_row(family: str) -> None:
     section = (DOCS / "reference" / f"{family}.md").read_text().split("## Which one")[1].split("<!--")[0]
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in section.splitlines() if line.startswith("| [")]

@@ -183,18 +183,8 @@ def test_the_fields_of_a_result_are_described(tmp_path: Path) -> None:
     described = table_names(page, "result.json")
     assert set(written) <= set(described)
     rare = {"hardware", "bounds", "config_hash", "command_line", "page_bytes", "lost_to_disagreement", "imbalance", "engines"}
-    rare |= {
-        "gpu_memory",
-        "parallel",
-        "rules_note",
-        "trace_note",
-        "model_note",
-        "sample",
-        "speculation",
-        "lora",
-        "scaling",
-        "tool_calls",
-    }
+    rare |= {"gpu_memory", "parallel", "rules_note", "trace_note", "model_note", "sample", "speculation", "lora", "scaling"}
+    rare |= {"admission", "tool_calls"}
     assert set(described) - set(written) <= rare
     with gzip.open(tmp_path / "requests.csv.gz", "rt") as file:
         columns = next(csv.reader(file))

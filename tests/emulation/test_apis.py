@@ -113,6 +113,18 @@ def test_bad_requests_are_refused(vllm: Emulated, body: dict[str, object], probl
     assert error["type"] == "BadRequestError" and vllm.emulator.unfinished == 0
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_refused_request_gets_status_429(is_streamed: bool) -> None:
+    """Nothing has its first token within a nanosecond."""
+    overrides = ("preset=vllm", "tiers.gpu.capacity=100pages", "admission=predicted_ttft", "admission.ttft_s=1e-9")
+    with emulated(overrides, speed=300.0) as server:
+        asked = {"prompt": PROMPT, "max_tokens": 5, "stream": is_streamed}
+        reply = CLIENT.post(f"{server.url}/v1/completions", json=asked)
+        error = reply.json()["error"]
+        assert reply.status_code == error["code"] == 429 and error["type"] == "TooManyRequestsError"
+        assert "refused; try again later" in error["message"] and server.emulator.unfinished == 0
+
+
 @pytest.mark.parametrize(("least", "status"), [(5, 200), (16, 200), (17, 400)])
 def test_the_least_tokens_may_be_as_many_as_there_are_by_default(vllm: Emulated, least: int, status: int) -> None:
     reply = CLIENT.post(f"{vllm.url}/v1/completions", json={"prompt": [1, 2], "min_tokens": least})

@@ -73,6 +73,19 @@ def test_its_time_ends_whenever_it_is_cancelled(turns: int) -> None:
     assert asyncio.run(is_ended())
 
 
+def test_a_request_that_is_refused_ends_at_once_and_leaves_nothing() -> None:
+    """The first one runs, the second one waits for the next step, and the third one finds it waiting."""
+
+    async def refused() -> list[bool]:
+        emulator = Emulator(plan_of((*OVERRIDES, "admission=queue_limit", "admission.waiting_requests=1")), 0.001)
+        served = [emulator.submit(list(range(40)), 20) for _ in range(3)]
+        assert [one.is_ended for one in served] == [one.is_shed for one in served] == [one.is_refused for one in served]
+        assert emulator.unfinished == 2 and list(emulator.served) == [0, 1] and not any(one.is_rejected for one in served)
+        return [one.is_shed for one in served]
+
+    assert asyncio.run(refused()) == [False, False, True]
+
+
 def test_pages_are_dropped_only_while_no_request_runs() -> None:
     async def emptied() -> list[bool]:
         emulator = Emulator(plan_of(OVERRIDES), 0.001)

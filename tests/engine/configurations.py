@@ -306,6 +306,15 @@ def machines(draw: st.DrawFn, tiers: Sequence[str], *, has_stages: bool = False)
     return settings
 
 
+ADMISSIONS: list[list[str]] = [
+    [], [], [],
+    ["admission=queue_limit", "admission.waiting_requests=1"],
+    ["admission=queue_limit", "admission.of=cluster", "admission.prefill_tokens=20", "admission.kv_use=0.7"],
+    ["admission=predicted_ttft", "admission.ttft_s=0.02", "admission.decode_load=true", "slo.tpot_s=0.01"],
+    ["admission=priority_shed", "admission.waiting_requests=1", "admission.protected_from=1"],
+]  # fmt: skip
+
+
 @st.composite
 def engine_settings(draw: st.DrawFn, *, is_single: bool) -> list[str]:
     """How an engine batches and loads and, unless they are one after another, in which order requests wait."""
@@ -321,6 +330,7 @@ def engine_settings(draw: st.DrawFn, *, is_single: bool) -> list[str]:
         f"engine.links={draw(st.sampled_from(['fifo', 'shared']))}",
         f"engine.reset_at_s={draw(st.sampled_from(['[]', '[]', '[0.05,3.0]']))}",
         *draw(policies("scheduling", choices("scheduling"))),
+        *draw(st.sampled_from(ADMISSIONS)),
     ]
 
 

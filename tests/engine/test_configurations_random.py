@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from kvsim.cluster.cluster import Cluster
 from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache, Server
-from kvsim.engine.outcome import FINISHED, REJECTED, Outcome
+from kvsim.engine.outcome import FINISHED, REJECTED, SHED, Outcome
 from kvsim.errors import NoEffect, TraceError, UsageError
 from kvsim.hardware.tier_kinds import LEVELS
 from kvsim.plans.plan import Plan
@@ -82,6 +82,11 @@ def check_rows(outcome: Outcome, plan: Plan) -> None:
             assert kept or begin_anew or pages > capacity or plan.rules.engine, f"request {index} fits"
             assert not hits.any() and np.isnan([outcome.ttft_s[index], outcome.tpot_s[index], outcome.e2e_s[index]]).all()
             continue
+        if outcome.status[index] == SHED:
+            assert plan.admission.is_asked and outcome.has_admission
+            assert not hits.any() and np.isnan([outcome.ttft_s[index], outcome.tpot_s[index], outcome.e2e_s[index]]).all()
+            continue
+        assert all(outcome.status[before] != SHED for before in request.predecessors), "it was never to be sent"
         assert outcome.status[index] == FINISHED and pages <= capacity
         assert not outcome.engines or outcome.engine[index] >= 0
         assert hits.sum() <= (request.lookup_pages(plan.page_tokens) if recomputes else request.prompt_pages)
@@ -91,7 +96,7 @@ def check_times(outcome: Outcome) -> None:
     """Times of finished requests add up, and later turns follow the answers that they wait for."""
     for request in outcome.requests:
         index = request.index
-        if outcome.status[index] == REJECTED:
+        if outcome.status[index] != FINISHED:
             continue
         ttft_s, e2e_s = outcome.ttft_s[index], outcome.e2e_s[index]
         assert 0 <= ttft_s <= e2e_s + 1e-9

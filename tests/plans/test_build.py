@@ -319,15 +319,16 @@ def test_a_file_in_the_way_of_the_folder_ends_the_run(tmp_path: Path) -> None:
 
 
 GROUPS = (
-    "eviction", "prefetch", "placement", "checkpoint", "routing", "scheduling", "autoscaling", "rules", "engine", "model",
-    "hardware",
+    "eviction", "prefetch", "placement", "checkpoint", "routing", "scheduling", "autoscaling", "admission", "rules", "engine",
+    "model", "hardware",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_choice_builds(group: str) -> None:
     """The file of each choice takes the place of the default's; ``model=hf`` needs a file."""
-    command = "simulate" if group in ("routing", "scheduling", "autoscaling", "engine", "hardware", "prefetch") else "replay"
+    timed = ("routing", "scheduling", "autoscaling", "admission", "engine", "hardware", "prefetch")
+    command = "simulate" if group in timed else "replay"
     tiers = () if group in ("eviction", "rules") else THREE_TIERS  # a bound is for one tier, engines' rules for two at most
     tiers += ("tiers.gpu.capacity=4GiB",) if group == "hardware" else ()
     engines = ("cluster.engines=2",) if group in ("routing", "autoscaling") else ()

@@ -11,6 +11,7 @@ import pytest
 
 import kvsim
 from kvsim.errors import PolicyFailed
+from kvsim.policies.admission.queue_limit import QueueLimit
 from kvsim.policies.autoscaling.target_utilization import TargetUtilization
 from kvsim.policies.checkpoint.last import Last
 from kvsim.policies.eviction.lru import LRU
@@ -34,6 +35,7 @@ CALLS = {
     "scheduling": (FCFS, "rank", "order"),
     "routing": (LeastLoaded, "choose", "on_sent", "on_first_token", "on_ended"),
     "autoscaling": (TargetUtilization, "engines"),
+    "admission": (QueueLimit, "admits"),
 }
 CASES = [(family, base, call) for family, (base, *calls) in CALLS.items() for call in calls] + [
     ("placement", WriteBack, "after_eviction")

@@ -96,6 +96,8 @@ AROUND: dict[str, tuple[str, tuple[str, ...]]] = {
     "routing": ("simulate", ("cluster.engines=2",)),
     "scheduling": ("simulate", TOLD),
     "autoscaling": ("simulate", ("cluster.engines=2",)),
+    "admission": ("simulate", ("slo.ttft_s=1",)),
+    "admission=priority_shed": ("simulate", ("admission.priorities=[{type: chat, priority: -1}]",)),
     "rules": ("replay", ("tiers.cpu.capacity=3000pages",)),
     "rules=vllm": ("simulate", ("tiers.cpu.capacity=3000pages", "placement=store_threshold")),
     "rules=vllm_window": ("replay", ("model=gpt_oss_20b", "tiers.gpu.capacity=4000pages")),

@@ -21,6 +21,7 @@ FAMILIES = {
         ("model=nemotron_h_8b", "tiers.gpu.capacity=40GiB", "tiers.cpu.capacity=0", "tiers.disk.capacity=0"),
     ),
     "scheduling": ("from kvsim.policies.scheduling.shortest_prompt import ShortestPrompt as Base", ()),
+    "admission": ("from kvsim.policies.admission.queue_limit import QueueLimit as Base", ()),
     "autoscaling": (
         "from kvsim.policies.autoscaling.target_utilization import TargetUtilization as Base",
         ("cluster.engines=2", "tiers.gpu.capacity=20000pages"),
@@ -33,6 +34,7 @@ PREFETCH = "the prefetch policy Mine returned "
 CHECKPOINT = "the checkpoint policy Mine returned "
 SCHEDULING = "the scheduling policy Mine returned "
 AUTOSCALING = "the autoscaling policy Mine returned "
+ADMISSION = "the admission policy Mine returned "
 OF_GPU = "the eviction policy of the gpu tier, Mine, "
 WRONG = [
     ("eviction", "def victims(self, now): return []", f"{OF_GPU}offered too few victims: "),
@@ -63,6 +65,12 @@ WITH_A_CLOCK = [
     ("autoscaling", "def engines(self, status): pass", f"{AUTOSCALING}None from engines(), not a whole number of at least 0: is"),
     ("autoscaling", "def engines(self, status): return -1", f"{AUTOSCALING}-1 from engines(), not a whole number of at least 0"),
     ("autoscaling", "asked_every_s = 0", f"{AUTOSCALING}0 from asked_every_s, not a number of at least 0.001"),
+    (
+        "admission",
+        "def admits(self, request, load): pass",
+        f"{ADMISSION}None from admits(), not True or False: is a return missing",
+    ),
+    ("admission", "goes_by = 'host'", f"{ADMISSION}'host' from goes_by, not engine or cluster"),
     ("scheduling", "def rank(self, waiting): return 10**400", f"{SCHEDULING}1{'0' * 199}... from rank(), not a number"),
     ("scheduling", "def order(self, round): return []", f"{SCHEDULING}0 of 1 waiting requests from order(): it must return all"),
     (

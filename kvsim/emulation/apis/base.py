@@ -19,7 +19,7 @@ from kvsim.trace.base import MAX_TOKENS
 T = TypeVar("T")
 Routes = Mapping[tuple[str, str], Handler]
 """What answers a method and a path."""
-KINDS = {404: "NotFoundError", 500: "InternalServerError"}
+KINDS = {404: "NotFoundError", 429: "TooManyRequestsError", 500: "InternalServerError"}
 MOST_ANSWERS = 1024
 """The most answers of one call."""
 Prompt = list[int] | str
@@ -206,9 +206,12 @@ class Api(ABC):
 
 
 async def growing(served: Served) -> AsyncIterator[int]:
-    """Yield the number of tokens of an answer each time that it has grown. Raises BadRequest if the request is rejected."""
+    """Yield the number of tokens of an answer each time that it has grown. Raises BadRequest if the request is rejected or
+    shed."""
     told = 0
     while told < len(served.answer):
+        if served.is_shed:
+            raise BadRequest(429, "the server is overloaded: the request was refused; try again later")
         if served.is_rejected:
             raise BadRequest(400, "the request does not fit the server's memory even alone")
         served.news.clear()
@@ -220,7 +223,7 @@ async def growing(served: Served) -> AsyncIterator[int]:
 
 
 async def complete(served: Sequence[Served]) -> None:
-    """Wait until all of these answers are complete. Raises BadRequest if a request is rejected."""
+    """Wait until all of these answers are complete. Raises BadRequest if a request is rejected or shed."""
     for one in served:
         async for _ in growing(one):
             pass

@@ -121,7 +121,7 @@ class SglangMetrics(Metrics):
             self._recent.popleft()
 
     def ended(self, served: Served) -> None:
-        if served.is_rejected:
+        if served.is_refused:
             return
         if served.is_aborted:
             self._aborted.inc()

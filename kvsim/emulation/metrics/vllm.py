@@ -115,7 +115,7 @@ class VllmMetrics(Metrics):
         self._itl.observe(self.real_s(after_s))
 
     def ended(self, served: Served) -> None:
-        if served.is_aborted or served.is_rejected:
+        if served.is_aborted or served.is_refused:
             return
         request, real_s = served.request, self.real_s
         self._success[served.reason].inc()

@@ -15,6 +15,7 @@ from kvsim.report.comparison.differing import differing, heading, overridden, se
 from kvsim.report.comparison.noise import MOST_COMPARED, Against, against
 from kvsim.report.ghosts import MEANING
 from kvsim.report.shown_paths import shortest, without_folders
+from kvsim.report.summary import shed_requests
 from kvsim.report.terminal import Cell, print_table, width_of
 from kvsim.results.cells import as_text
 from kvsim.results.chosen_names import package
@@ -29,6 +30,8 @@ MOST_ROWS = 40
 """Most runs shown on a terminal."""
 SIZES = ("cluster.engines", "cluster.engines_per_host", "cluster.prefill", "cluster.decode")
 """Settings that decide how many tiers there are."""
+OVER_ALL = ("slo_attainment", "goodput_requests_per_s", "rejected", "shed")
+"""Measures in which requests that were shed count."""
 BOUND_MEASURES = ("hit_rate", "page_hit_rate", "rejected")
 OVERLOAD = " !"
 OF_WAITING = ("ttft_s_mean", "ttft_s_p99", "queue_s_mean")
@@ -163,7 +166,7 @@ class Comparison:
     @cached_property
     def served(self) -> list[str]:
         """Which requests each case served, as far as its numbers tell: cases of the same requests have equal texts."""
-        has_tokens = not any(result["rejected"] for result in self.results)
+        has_tokens = not any(result["rejected"] or shed_requests(result) for result in self.results)
         by_seed = [{result["seed"]: _served(result, has_tokens) for result in case.results} for case in self.cases]
         common = set.intersection(*map(set, by_seed)) if by_seed else set()
         return [" ".join(served[seed] for seed in sorted(common or served)) for served in by_seed]
@@ -205,11 +208,12 @@ class Comparison:
     def standing(self, measure: Measure, places: Sequence[int] | None = None) -> dict[int, str]:
         """Return how cases stand among ``places`` (by default all): BEST, TIE (equal to the best as shown) or NEAR.
 
-        Nothing is said where all values are equal as shown. Only the cases with the fewest rejected requests compete: the rates
-        of others exclude requests that are hard to serve. NEAR is a case whose difference from the best has a 95 % interval that
-        includes zero: by their seeds or, with one run each, by resampling the requests.
+        Nothing is said where all values are equal as shown. Only the cases with the fewest rejected requests compete, and for all
+        but ``OVER_ALL`` only those of them that shed the fewest: the rates of others exclude requests that are hard to serve.
+        NEAR is a case whose difference from the best has a 95 % interval that includes zero: by their seeds or, with one run
+        each, by resampling the requests.
         """
-        competing = self.competing(places)
+        competing = self.competing(places, sheds=measure.key in OVER_ALL)
         if len({self.served[place] for place in competing}) > 1:
             return {}
         means = {place: mean.mean for place in competing if (mean := self.cases[place].mean(measure)) is not None}
@@ -229,12 +233,19 @@ class Comparison:
             self._against[key] = against(self.cases, measure, best, others, self._most_compared)
         return self._against[key]
 
-    def competing(self, places: Iterable[int] | None = None) -> list[int]:
-        """Return those of ``places``, by default of all cases, that have the fewest rejected requests."""
+    def competing(self, places: Iterable[int] | None = None, *, sheds: bool = False) -> list[int]:
+        """Return those of ``places``, by default of all cases, that have the fewest rejected requests and, unless ``sheds``, of
+        these those that shed the fewest."""
         places = range(len(self.cases)) if places is None else places
-        rejected = {place: sum(result["rejected"] for result in self.cases[place].results) for place in places}
-        fewest = min(rejected.values(), default=0)
-        return [place for place, number in rejected.items() if number == fewest]
+        left_out = {
+            place: (
+                sum(result["rejected"] for result in self.cases[place].results),
+                0 if sheds else sum(map(shed_requests, self.cases[place].results)),
+            )
+            for place in places
+        }
+        fewest = min(left_out.values(), default=(0, 0))
+        return [place for place, numbers in left_out.items() if numbers == fewest]
 
     def best(self) -> set[tuple[int, int]]:
         """Return the cells (case, column) with the best value of each column as shown; none where all values are equal."""

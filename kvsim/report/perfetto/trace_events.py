@@ -16,7 +16,7 @@ from kvsim.core.pool import UNLIMITED
 from kvsim.core.tier import GPU, Tier
 from kvsim.engine.collector import without_garbage_collector
 from kvsim.engine.link_use import LinkUse
-from kvsim.engine.outcome import REJECTED, Outcome
+from kvsim.engine.outcome import FINISHED, SHED, Outcome
 from kvsim.engine.recorder import Batch, Recorder
 from kvsim.report.perfetto.trace_lanes import Event, Place, Processes, lanes, microseconds, slice_of, thread_name
 from kvsim.report.perfetto.trace_requests import BATCHES, Read, counters, flows, request_slices, thread_of, visits_of
@@ -55,9 +55,11 @@ def events(outcome: Outcome) -> Iterator[Event]:
 
 def _rejected(outcome: Outcome, pids: Processes) -> Iterator[Event]:
     for request in outcome.requests:
-        if outcome.status[request.index] == REJECTED:
+        status = outcome.status[request.index]
+        if status != FINISHED:
+            what = "shed" if status == SHED else "rejected"
             yield {"ph": "i", "s": "p", "pid": pids.rejected, "tid": 1, "ts": microseconds(outcome.arrival_s[request.index]),
-                   "name": f"request {request.index} rejected", "args": {"prompt_tokens": request.prompt_tokens}}  # fmt: skip
+                   "name": f"request {request.index} {what}", "args": {"prompt_tokens": request.prompt_tokens}}  # fmt: skip
 
 
 def _batches(outcome: Outcome, batches: list[Batch], pids: Processes) -> Iterator[Event]:

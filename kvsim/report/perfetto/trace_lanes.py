@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
-from kvsim.engine.outcome import REJECTED, Outcome
+from kvsim.engine.outcome import FINISHED, SHED, Outcome
 
 Event = dict[str, Any]
 
@@ -45,8 +45,8 @@ class Processes(NamedTuple):
             if waiting in used:
                 named[waiting] = f"{named[pid]}: waiting requests"
         named |= {self.links: "links", self.tiers: "tiers"}
-        if (outcome.status == REJECTED).any():
-            named[self.rejected] = "rejected requests"
+        if (outcome.status != FINISHED).any():
+            named[self.rejected] = "refused requests" if (outcome.status == SHED).any() else "rejected requests"
         for pid, name in named.items():
             yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": name}}
             yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": {"sort_index": pid}}

@@ -7,6 +7,7 @@ import numpy as np
 
 from kvsim.engine.columns import hit_tokens, of_requests, prompt_tokens
 from kvsim.engine.outcome import REJECTED as IS_REJECTED
+from kvsim.engine.outcome import SHED as IS_SHED
 from kvsim.engine.outcome import Outcome
 from kvsim.hardware.tier_kinds import GPU_MEMORY, HOST_MEMORY, kind_of
 from kvsim.replaying.moments import Moments
@@ -15,7 +16,9 @@ from kvsim.report.servers.passes import in_passes, taken_later_s, takes_between_
 from kvsim.report.servers.pauses import Steps, brief_pauses, pauses, steps_of
 from kvsim.results.observed import ObservedRun
 
-REJECTED = "rejected"
+REJECTED, SHED = "rejected", "shed"
+ERRORS: Mapping[int, str] = {IS_REJECTED: REJECTED, IS_SHED: SHED}
+"""What has become of requests that have failed, by their status."""
 """Why a request of a simulation has failed."""
 SAME_STEP_S = 0.002
 """Admissions that follow one another within this time belong to one step: steps take longer, and clocks are no better."""
@@ -35,9 +38,8 @@ MEDIA: Mapping[str, str] = {GPU_MEMORY: "device", HOST_MEMORY: "host"}
 
 
 def as_observed(outcome: Outcome, source: str) -> ObservedRun:
-    """Return a run of kvsim's as a client would have seen it. A request that was rejected has failed."""
+    """Return a run of kvsim's as a client would have seen it. A request that was rejected or shed has failed."""
     tokens = hit_tokens(outcome)
-    is_rejected = outcome.status == IS_REJECTED
     outputs = np.maximum(of_requests(outcome, "output_tokens"), 1)
     first_s = outcome.arrival_s + outcome.ttft_s
     return ObservedRun(
@@ -54,7 +56,7 @@ def as_observed(outcome: Outcome, source: str) -> ObservedRun:
         tier_tokens=_by_medium(outcome, tokens),
         queued_s=outcome.columns["queue_s"],
         prefill_s=np.full(len(outputs), np.nan),
-        errors=[REJECTED if one else None for one in is_rejected.tolist()],
+        errors=[ERRORS.get(status) for status in outcome.status.tolist()],
     )
 
 

@@ -40,8 +40,8 @@ class Recording:
 
     @cached_property
     def rejected(self) -> np.ndarray:
-        """Of all requests, whether each was rejected."""
-        return np.asarray(self.columns["status"] == "rejected")
+        """Of all requests, whether each was rejected or shed."""
+        return np.asarray(self.columns["status"] != "finished")
 
     @cached_property
     def served(self) -> np.ndarray:

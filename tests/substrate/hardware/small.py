@@ -62,7 +62,7 @@ class PatientCluster(Cluster):
             mover.watches.append(Landed(self._landed))
 
     def ended(self, request: Request, engine: int) -> None:
-        self.held += [self.book.requests[number] for number in self._followers.pop(request.index, ())]
+        self.held += [self.book.requests[number] for number in self._followers.of_ended(request.index)]
         super().ended(request, engine)
         self._let_go()
 

@@ -1,0 +1,74 @@
+"""Early rejection by objectives: Mooncake's Conductor (Qin et al., arXiv 2407.00079, sections 6.1 and 7)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from kvsim.core.request import Request
+from kvsim.core.subclassing import mypyc_attr
+from kvsim.numbers import Real, check_settings
+from kvsim.policies.admission.base import AdmissionPolicy, ClusterLoad
+from kvsim.policies.admission.context import AdmissionContext
+from kvsim.policies.fields import keep_types
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(kw_only=True, eq=False)
+class PredictedTtft(AdmissionPolicy):
+    """Refuses a request that would miss its objective for the time to first token, before any of it is computed.
+
+    predicted     seconds waited + those of the steps that compute what the chosen engine has yet to compute of the prompts
+                  before this one, then what neither its GPU nor the tier below has of this one; each step has as many tokens as
+                  fit, and the engine's decoding requests; less the time since the step under way has begun
+    refused       predicted > factor * objective; a request without an objective is admitted
+    objective     ttft_s or, if that is null, slo.ttft_s or that of the request's class (slo.classes)
+    decode_load   also refused if the mean step of the engines that decode, with this request in one of them, takes longer than
+                  factor * objective for the time per output token (slo.tpot_s, or that of the class)
+
+    The load on decode is that of now (Mooncake's early rejection); its prediction for the time when the prompt is computed is
+    left out, and so are copies between tiers and engines. The order is first come, first served.
+    """
+
+    factor: float = 1.0
+    ttft_s: float | None = None
+    decode_load: bool = False
+
+    def __post_init__(self) -> None:
+        check_settings(self, Real(above=0), "factor")
+        check_settings(self, Real(above=0), "ttft_s", or_null=True)
+
+    def bind(self, context: AdmissionContext) -> None:
+        if context.prefill_s is None or context.decode_step_s is None:
+            raise ValueError("needs a model and a machine")
+        self._prefill_s, self._decode_step_s = context.prefill_s, context.decode_step_s
+        self._objective_s, self._tpot_s = context.ttft_s, context.tpot_s
+        requests = context.requests
+        if self.ttft_s is None and all(context.ttft_s(request) == inf for request in requests):
+            raise ValueError("needs an objective for the time to first token: set slo.ttft_s, or admission.ttft_s")
+        if self.decode_load and all(context.tpot_s(request) == inf for request in requests):
+            raise ValueError("needs an objective for the time per output token with decode_load=true: set slo.tpot_s")
+
+    def admits(self, request: Request, load: ClusterLoad) -> bool:
+        objective_s = self._objective_s(request) if self.ttft_s is None else self.ttft_s
+        if objective_s < inf and self.predicted_s(request, load) > self.factor * objective_s:
+            return False
+        return not self.decode_load or self._mean_step_s(request, load) <= self.factor * self._tpot_s(request)
+
+    def predicted_s(self, request: Request, load: ClusterLoad) -> float:
+        """Return the time to first token that a request will have on the chosen engine, in seconds."""
+        engine, tokens = load.engines[0], request.prompt_tokens
+        prefills: Sequence[tuple[int, int]] = [*engine.prefills, (tokens - engine.uncached_tokens(request), tokens)]
+        seconds = self._prefill_s(prefills, engine.decoding_requests, engine.decoding_tokens)
+        return load.waited_s + max(0.0, seconds - engine.computing_s)
+
+    def _mean_step_s(self, request: Request, load: ClusterLoad) -> float:
+        """Return the mean seconds of a decode step, with this request's share on each engine."""
+        decoders = load.decoders
+        if not decoders:
+            return 0.0
+        requests = sum([engine.decoding_requests for engine in decoders]) + max(1, request.samples)
+        tokens = sum([engine.decoding_tokens for engine in decoders]) + request.prompt_tokens
+        return self._decode_step_s(-(-requests // len(decoders)), -(-tokens // len(decoders)))
+
+
+keep_types(PredictedTtft, ttft_s=float | None)

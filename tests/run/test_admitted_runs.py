@@ -1,0 +1,174 @@
+"""Whole runs whose policy refuses requests: records, files, comparisons, processes, engines' own rules."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvsim
+from kvsim.cli import main
+from kvsim.engine.outcome import FINISHED, SHED
+from kvsim.errors import UsageError
+from kvsim.policies.admission.base import AdmissionPolicy, ClusterLoad
+from kvsim.policies.admission.queue_limit import QueueLimit
+from kvsim.report.comparison.compare import Comparison
+from kvsim.report.summary import facts, shed_requests
+from kvsim.results.runs import read_runs
+from kvsim.run.admitting import Profile
+from kvsim.trace.base import Trace
+from tests.plans.test_admission import plan
+from tests.run.test_scaled_runs import RULES
+
+GPU = ("tiers.gpu.capacity=4000pages",)
+LIMITED = (*GPU, "admission=queue_limit", "admission.waiting_requests=2")
+OBJECTIVE = "slo.ttft_s=1"
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return kvsim.load_trace("synthetic", sessions=60, rate=8)
+
+
+@pytest.mark.parametrize("name", [*RULES, "apart"])
+def test_requests_end_or_are_refused_whatever_the_rules(name: str, trace: Trace) -> None:
+    cluster = ("cluster.engines=2",) if name != "apart" else ("cluster.prefill=1", "cluster.decode=1")
+    result = kvsim.simulate(trace, *LIMITED, *cluster, *RULES.get(name, ()))
+    status = result.outcome.status
+    assert set(status.tolist()) == {FINISHED, SHED}
+    assert (np.isnan(result.outcome.e2e_s) == (status == SHED)).all()
+
+
+@pytest.mark.parametrize("name", ["predicted_ttft", "queue_limit"])
+def test_a_policy_that_refuses_nothing_changes_no_number(name: str, trace: Trace) -> None:
+    never = {"predicted_ttft": "admission.ttft_s=1e6", "queue_limit": "admission.waiting_requests=100000"}[name]
+    without = kvsim.simulate(trace, *GPU, "cluster.engines=2", "routing=kv_aware")
+    with_it = kvsim.simulate(trace, *GPU, "cluster.engines=2", "routing=kv_aware", f"admission={name}", never)
+    for column, values in without.outcome.columns.items():
+        assert values.tobytes() == with_it.outcome.columns[column].tobytes(), column
+    assert without.admission is None and with_it.admission["shed"] == 0
+
+
+def test_predictions_hold_on_an_engine_without_other_load() -> None:
+    """Requests that come alone have the time that is predicted for them, to a microsecond."""
+    trace = kvsim.load_trace("synthetic", sessions=12, rate=0.001)
+    result = kvsim.simulate(trace, "tiers.gpu.capacity=40GiB")
+    profile = Profile(plan("tiers.gpu.capacity=40GiB"))
+    first = [request for request in trace.requests if request.after < 0][:5]
+    for request in first:
+        hit = int(result.outcome.hit_pages[request.index].sum()) * 16
+        predicted = profile.prefill_s([(hit, request.prompt_tokens)], 0, 0)
+        assert result.outcome.ttft_s[request.index] == pytest.approx(predicted, rel=1e-6)
+
+
+def test_a_prompt_is_computed_in_steps_beside_those_that_decode() -> None:
+    """Of 8,192 tokens a step, one of each decoding request: the first prompt decodes once it is computed."""
+    profile = Profile(plan())
+    steps = profile._steps
+    one = profile.prefill_s([(0, 8192)], 0, 0)
+    assert profile.prefill_s([(0, 8192), (0, 100)], 0, 0) > one + profile.decode_step_s(1, 8192) * 0.99
+    assert profile.prefill_s([(16, 116), (0, 50)], 3, 900) < one
+    assert profile.prefill_s([], 3, 900) == 0.0 and steps is profile._steps
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("admitted")
+    assert main(["simulate", "trace.sessions=60", "trace.rate=8", *LIMITED, OBJECTIVE, "timeline=true", f"output={folder}"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def record(folder: Path) -> Any:
+    return json.loads((folder / "result.json").read_text())
+
+
+def test_the_record_and_the_rows_agree(folder: Path, record: Any) -> None:
+    lines = gzip.decompress((folder / "requests.csv.gz").read_bytes()).decode().splitlines()
+    names = lines[0].split(",")
+    rows = [dict(zip(names, line.split(","), strict=True)) for line in lines[1:]]
+    refused = [row for row in rows if row["status"] == "shed"]
+    admission = record["admission"]
+    assert admission["shed"] == len(refused) > 0 and record["rejected"] == 0
+    assert admission["share"] == pytest.approx(len(refused) / record["requests"])
+    assert sum(one["shed"] for one in admission["classes"] if one["by"] == "type") == len(refused)
+    assert sum(one["requests"] for one in admission["classes"] if one["by"] == "type") == record["requests"] == len(rows)
+    assert all(row["hit_pages_gpu"] == "-1" and row["arrival_s"] and not row["ttft_s"] and not row["engine"] for row in refused)
+    assert record["prompt_tokens"] == sum(int(row["prompt_tokens"]) for row in rows if row["status"] == "finished")
+
+
+def test_objectives_count_refused_requests_as_missed(record: Any) -> None:
+    met = record["slo"]["attainment"] * record["requests"]
+    assert met <= record["requests"] - record["admission"]["shed"]
+    assert sum(one["attainment"] * one["requests"] for one in record["slo"]["classes"]) == pytest.approx(met)
+
+
+def test_what_was_refused_is_shown(record: Any, folder: Path) -> None:
+    shown = dict(facts(record))
+    assert shown["requests"].endswith(f"{record['admission']['shed']} shed")
+    assert shown["admission"].startswith(f"{record['admission']['shed']} requests shed, ")
+    served = record["requests"] - record["admission"]["shed"]
+    assert shown["hit rate"].endswith(f"of {served} requests")
+    events = gzip.decompress(next(folder.glob("*.json.gz")).read_bytes()).decode()
+    assert "shed" in events and "refused requests" in events
+
+
+def test_a_run_that_refuses_requests_competes_by_goodput_only(trace: Trace, tmp_path: Path) -> None:
+    """It has the better times, of the requests that it serves."""
+    settings = {"admission": ["none", QueueLimit(waiting_requests=1)]}
+    kvsim.sweep(trace, settings, *GPU, OBJECTIVE, command="simulate", output=tmp_path / "swept")
+    comparison = Comparison(read_runs([tmp_path / "swept"]), is_resampled=False)
+    none, limited = (case.results[0] for case in comparison.cases)
+    assert shed_requests(none) == 0 < shed_requests(limited) and limited["ttft_s"]["p99"] < none["ttft_s"]["p99"]
+    assert comparison.competing() == [0] and comparison.competing(sheds=True) == [0, 1]
+    shed = next(measure for measure in comparison.measures if measure.key == "shed")
+    assert [shed.of(none), shed.of(limited)] == [None, shed_requests(limited)]
+
+
+@pytest.mark.parametrize(
+    "routing", [("session_affinity",), ("kv_aware", "routing.staleness_s=0.05", "routing.late_answers=true")]
+)
+def test_processes_refuse_what_one_process_refuses(routing: tuple[str, ...], trace: Trace) -> None:
+    apart = kvsim.load_trace("synthetic", sessions=60, rate=8, arrivals="open_loop")
+    overrides = (
+        *GPU, "cluster.engines=4", "cluster.engines_per_host=1", f"routing={routing[0]}", *routing[1:], "admission=queue_limit",
+        "admission.waiting_requests=1", "admission.prefill_tokens=9000",
+    )  # fmt: skip
+    one, two = (kvsim.simulate(apart, *overrides, f"cluster.workers={workers}").outcome for workers in (1, 2))
+    assert (one.status == SHED).any() and one.has_admission and two.has_admission
+    for column, values in one.columns.items():
+        assert values.tobytes() == two.columns[column].tobytes(), column
+
+
+def test_arrivals_that_are_refused_are_demand_for_an_autoscaler(trace: Trace) -> None:
+    scaled = ("cluster.engines=3", "autoscaling=target_utilization", "autoscaling.target=2", "autoscaling.interval_s=1")
+    result = kvsim.simulate(trace, *LIMITED, *scaled, "cluster.start_s=1")
+    assert result.admission["shed"] and result.scaling["starts"]
+
+
+class Every(AdmissionPolicy):
+    """Refuses every n-th request, and tries to change what it is shown."""
+
+    def __init__(self, n: int, write: str = "") -> None:
+        self.n = n
+        self.write = write
+
+    def admits(self, request: Any, load: ClusterLoad) -> bool:
+        if self.write:
+            setattr(load.engines[0] if self.write == "running_requests" else load, self.write, 0)
+        return bool((request.index + 1) % self.n)
+
+
+def test_a_policy_of_ones_own_is_an_argument(trace: Trace) -> None:
+    result = kvsim.simulate(trace, *GPU, admission=Every(5))
+    refused = {request.index for request in trace.requests if not (request.index + 1) % 5}
+    assert refused <= set(np.flatnonzero(result.outcome.status == SHED).tolist())
+    assert result.admission["shed"] - result.admission["unsent"] <= len(refused)
+
+
+@pytest.mark.parametrize("name", ["now", "engines", "running_requests"])
+def test_what_a_policy_is_shown_is_read_only(name: str, trace: Trace) -> None:
+    with pytest.raises(UsageError, match="admission policy Every failed at"):
+        kvsim.simulate(trace, *GPU, admission=Every(5, name))
