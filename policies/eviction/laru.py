@@ -223,8 +223,9 @@ class LearningAugmented(SampledEviction):
             return [entry.node for entry in line[:count] if self._is_current(entry)]
         fractions: list[float] = self._rng.random(self.samples).tolist()
         drawn: list[Node] = []
+        size: float = count
         for fraction in fractions:
-            entry = line[int(fraction * count)]
+            entry = line[int(fraction * size)]
             if self._is_current(entry):
                 drawn.append(entry.node)
         return drawn or [line[0].node]

@@ -1,5 +1,6 @@
 """What a learned policy sees of a leaf: numbers that are known when a victim is chosen, in training and in a run alike."""
 
+from array import array
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
@@ -36,8 +37,10 @@ class LastUse:
 
 def features_of(nodes: Sequence[Node], tier: int, page_tokens: int, now: float) -> Vector:
     """Return a row for each leaf, with the columns of ``FEATURES``, of its last page at ``now`` seconds of the run."""
-    rows = [_row(node, node.notes[tier], tier, page_tokens, now) for node in nodes]
-    values: Vector = np.array(rows, dtype=np.float64).reshape(len(nodes), len(FEATURES))
+    numbers = array("d")
+    for node in nodes:
+        numbers.extend(_row(node, node.notes[tier], tier, page_tokens, now))
+    values: Vector = np.frombuffer(numbers).reshape(len(nodes), len(FEATURES)) if nodes else np.empty((0, len(FEATURES)))
     values[:, :-1] = np.log1p(values[:, :-1])
     return values
 

@@ -31,7 +31,8 @@ class Leaves:
     def take(self, fraction: float) -> Node:
         """Remove the node at a fraction, from 0 to below 1, of the list, and return it; the last one takes its place."""
         nodes = self.nodes
-        place = int(fraction * len(nodes))
+        count: float = len(nodes)
+        place = int(fraction * count)
         node, last = nodes[place], nodes.pop()
         del self.places[node]
         if last is not node:
@@ -41,4 +42,5 @@ class Leaves:
 
     def at(self, fraction: float) -> Node:
         """Return the node at a fraction, from 0 to below 1, of the list; there must be one."""
-        return self.nodes[int(fraction * len(self.nodes))]
+        count: float = len(self.nodes)
+        return self.nodes[int(fraction * count)]

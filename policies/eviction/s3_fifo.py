@@ -73,7 +73,9 @@ class S3FIFO(QueueEviction):
             chosen = self.first_of(MAIN, surplus) if surplus > 0 else self.first_of(SMALL)
             if chosen is None:
                 return None
-            leaf = self.heaps[chosen[0]][0][-1]
+            first = self.leaves[chosen[0]].first()
+            assert first is not None
+            leaf = first.node
             mark = self.mark(leaf)
             uses: int = mark.value
             if uses < (self.move_threshold if mark.queue == SMALL else 1):
