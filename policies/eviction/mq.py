@@ -56,7 +56,10 @@ class MultiQueue(QueueEviction):
         return self._mark(uses + 1)
 
     def _mark(self, uses: int) -> Mark:
-        return Mark(min(uses.bit_length(), self.queues) - 1, self.clock, uses)
+        queue, left = 0, uses >> 1
+        while left and queue < self.queues - 1:
+            queue, left = queue + 1, left >> 1
+        return Mark(queue, self.clock, uses)
 
     def remember(self, extents: tuple[Extent, ...], mark: Mark) -> None:
         self.ghosts.append(extents, value=mark.value)
