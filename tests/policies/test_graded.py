@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from kvsim.core.tree import RadixTree
 from kvsim.policies.eviction.graded import LEFT, Entry, Grade
-from kvsim.policies.eviction.leaves import Leaves
+from kvsim.policies.eviction.leaves import Pool
 from tests.workloads import EXAMPLES
 
 NODE = RadixTree(1).root
@@ -40,10 +40,10 @@ def test_places_of_entries_that_have_left_are_freed() -> None:
 
 
 def test_a_leaf_that_is_taken_is_gone_and_the_last_one_takes_its_place() -> None:
-    tree, leaves = RadixTree(1), Leaves()
+    tree, leaves = RadixTree(1), Pool()
     first, second, third = nodes = [tree.add(tree.root, ((number, 1),), 1, 0.0) for number in range(3)]
     for node in nodes:
         leaves.add(node)
     assert leaves.take(0.0) is first and leaves.nodes == [third, second]
-    assert leaves.take(0.99) is second and leaves.nodes == [third] and leaves.places == {third: 0}
-    assert leaves.take(0.5) is third and not leaves.nodes and not leaves.places
+    assert leaves.take(0.99) is second and leaves.nodes == [third] and leaves.members == {third}
+    assert leaves.take(0.5) is third and not leaves.nodes and not leaves.members
