@@ -79,8 +79,8 @@ class ARC(QueueEviction):
     def on_insert(self, node: Node, now: float) -> None:
         super().on_insert(node, now)
         once, again = self.sizes
-        forget_beyond(self.b1, self.capacity_pages - once)
-        forget_beyond(self.b2, 2 * self.capacity_pages - once - again - self.b1.pages)
+        forget_beyond(self.b1, self.capacity_pages - float(once))
+        forget_beyond(self.b2, 2 * self.capacity_pages - float(once + again + self.b1.pages))
 
     def use(self, mark: Mark) -> Mark:
         return Mark(AGAIN, self.clock)
@@ -89,7 +89,7 @@ class ARC(QueueEviction):
         (self.b1 if mark.queue == ONCE else self.b2).append(extents, value=False)
 
     def choose(self) -> tuple[int, float] | None:
-        surplus = self.sizes[ONCE] + self.left_pages - self.target_pages
+        surplus = float(self.sizes[ONCE] + self.left_pages) - self.target_pages
         return self.first_of(ONCE) if surplus > 0 else self.first_of(AGAIN, floor(-surplus) + 1)
 
     def offload_order(self, capacity_pages: int) -> OffloadOrder:

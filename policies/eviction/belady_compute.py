@@ -62,7 +62,7 @@ class BeladyCompute(SampledEviction):
         use = self._use(node)
         if use.following == NEVER or self._future.is_lost(self._latest, use.following):
             return -inf
-        later: float = self._latest - use.following
+        later = float(self._latest - use.following)
         return later / use.flops
 
     def limit(self, node: Node) -> None:

@@ -157,7 +157,7 @@ class GradedEviction(SteppingEviction):
     def enter(self, node: Node, rank: float, depth: int) -> None:
         """Enter a leaf that begins at a depth, at a rank."""
         self._made += 1
-        used_s, place = node.last_used_in(self.tier), self._made - depth * DEPTH
+        used_s, place = node.last_used_in(self.tier), float(self._made) - float(depth) * DEPTH
         if node is self._offered and (entry := self._offered_entry) is not None:
             self._offered = self._offered_entry = None
             entry.used_s, entry.place = used_s, place

@@ -48,7 +48,7 @@ def features_of(nodes: Sequence[Node], tier: int, page_tokens: int, now: float) 
 def _row(node: Node, use: Any, tier: int, page_tokens: int, now: float) -> tuple[float, ...]:
     used, created, hits = node.last_used_in(tier), node.created_in(tier), node.hits_in(tier)
     end = (node.depth + node.pages) * page_tokens
-    gap = (used - created) / (hits - 1) if hits > 1 else 0.0
+    gap = (used - created) / float(hits - 1) if hits > 1 else 0.0
     return (
         max(now - used, 0.0), max(now - created, 0.0), max(gap, 0.0), max(use.gap_s, 0.0), float(hits), float(end),
         float(node.pages * page_tokens), float(use.prompt_tokens), float(use.output_tokens), float(use.turn),

@@ -30,7 +30,7 @@ class Leaves:
 
     def at(self, fraction: float) -> Node:
         """Return the node at a fraction, from 0 to below 1, of the list; there must be one."""
-        count: float = len(self.nodes)
+        count = float(len(self.nodes))
         return self.nodes[int(fraction * count)]
 
 
@@ -52,7 +52,7 @@ class Pool:
     def take(self, fraction: float) -> Node:
         """Remove the node at a fraction, from 0 to below 1, of the list, and return it; the last one takes its place."""
         nodes = self.nodes
-        count: float = len(nodes)
+        count = float(len(nodes))
         place = int(fraction * count)
         node, last = nodes[place], nodes.pop()
         if last is not node:

@@ -40,8 +40,9 @@ Part = tuple[int, Mark]
 
 def forget_beyond(ghosts: ExtentOrder, pages: float) -> None:
     """Keep only the ``pages`` most recent pages of a ghost list."""
-    if ghosts.pages > pages:
-        ghosts.pop_oldest(ceil(ghosts.pages - pages))
+    held = float(ghosts.pages)
+    if held > pages:
+        ghosts.pop_oldest(ceil(held - pages))
 
 
 def check_fractions(settings: object, *names: str) -> None:
@@ -132,7 +133,7 @@ class QueueEviction(SteppingEviction):
         """Called with pages that a request needs and the tier lacks. Keeps their ghosts; returns whether there are any."""
         ghosts = self.ghosts
         is_known = ghosts.may_hold(extents)
-        if is_known or ghosts.pages > 2 * self.ghost_pages:
+        if is_known or float(ghosts.pages) > 2 * self.ghost_pages:
             forget_beyond(ghosts, self.ghost_pages)
         return is_known and ghosts.touch(extents) > 0
 
@@ -337,7 +338,7 @@ class QueueEviction(SteppingEviction):
     def _limit(self, node: Node, most_pages: float) -> None:
         """Limit what is offered of a node to ``most_pages`` pages of its last part."""
         self.most_pages = self._last_pages(node) if self.mixed and node in self.mixed else UNLIMITED
-        if most_pages < self.most_pages:
+        if most_pages < inf and most_pages < float(self.most_pages):
             self.most_pages = ceil(most_pages)
 
     def pages(self) -> dict[Node, int]:
@@ -384,7 +385,7 @@ class QueueEviction(SteppingEviction):
 
     def demote(self, upper: int, lower: int, most_pages: float) -> None:
         """Move first leaves of ``upper`` to the end of ``lower`` while ``upper`` has more than ``most_pages`` pages."""
-        while self.sizes[upper] > most_pages and (leaf := self.first(upper)) is not None:
+        while float(self.sizes[upper]) > most_pages and (leaf := self.first(upper)) is not None:
             self.move(leaf, Mark(lower, self.end(), self._marks[leaf].value))
 
     def _last_pages(self, node: Node) -> int:

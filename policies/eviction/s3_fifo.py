@@ -69,7 +69,7 @@ class S3FIFO(QueueEviction):
 
     def choose(self) -> tuple[int, float] | None:
         while True:
-            surplus = self.sizes[MAIN] - self._main_pages
+            surplus = float(self.sizes[MAIN]) - self._main_pages
             chosen = self.first_of(MAIN, surplus) if surplus > 0 else self.first_of(SMALL)
             if chosen is None:
                 return None

@@ -75,7 +75,7 @@ class SampledEviction(EvictionPolicy):
             return nodes
         drawn: list[Node] = []
         fractions: list[float] = self._rng.random(self.samples).tolist()
-        count: float = len(nodes)
+        count = float(len(nodes))
         for fraction in fractions:
             while count:
                 node = nodes[int(fraction * count)]

@@ -2,6 +2,7 @@
 github.com/abdelfattah-lab/sglang, pull request 3)."""
 
 from dataclasses import dataclass
+from math import inf
 
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import READY, Node
@@ -51,16 +52,17 @@ class SegmentLength(SampledEviction):
         return pages.depth + pages.pages - before.depth - before.pages, state.last_used_in(self.tier)
 
     def scores(self, nodes: list[Node], now: float) -> list[float]:
-        if not nodes:
-            return []
         segments: list[int] = []
         times_s: list[float] = []
+        longest, oldest_s, newest_s, weight = 0, inf, -inf, self.weight
         for node in nodes:
             segment, used_s = self.worth(node)
+            longest = segment if segment > longest else longest
+            oldest_s = used_s if used_s < oldest_s else oldest_s
+            newest_s = used_s if used_s > newest_s else newest_s
             segments.append(segment)
             times_s.append(used_s)
-        longest, oldest_s = max(segments), min(times_s)
-        span_s, weight = max(times_s) - oldest_s, self.weight
+        span_s = newest_s - oldest_s
         values: list[float] = []
         for at, used_s in enumerate(times_s):
             length = segments[at] / longest if longest else 0.0
