@@ -40,8 +40,9 @@ def features_of(nodes: Sequence[Node], tier: int, page_tokens: int, now: float) 
     numbers: list[float] = []
     for node in nodes:
         numbers.extend(_row(node, node.notes[tier], tier, page_tokens, now))
-    values: Vector = np.empty((len(nodes), len(FEATURES)))
-    pack_into(f"{len(numbers)}d", values, 0, *numbers)  # a tenth of the time of an array of rows
+    packed = bytearray(8 * len(numbers))
+    pack_into(f"{len(numbers)}d", packed, 0, *numbers)  # a tenth of the time of an array of rows
+    values: Vector = np.frombuffer(packed, dtype=np.float64).reshape(len(nodes), len(FEATURES))
     values[:, :-1] = np.log1p(values[:, :-1])
     return values
 
