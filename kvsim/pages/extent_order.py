@@ -1,21 +1,25 @@
 """An ordered set of pages, stored as extents: queues, ghost lists and count tables that cost time per extent, not per page."""
 
-from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kvsim.pages.extents import Extent
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64  # an int that compiled code does not box
+
+MOST: Final = 512
+"""Segments in a block."""
 
 
 class _Segment:
     """Consecutive page ids that are also neighbours in the order and have the same value."""
 
-    __slots__ = ("start", "stop", "tail_first", "value", "anchor", "older", "newer")
+    __slots__ = ("start", "stop", "tail_first", "value", "older", "newer")
 
     def __init__(self, start: int, stop: int, tail_first: bool, value: Any, older: "_Segment | None" = None) -> None:
         """Hold pages ``start ... stop - 1``; enter the order after ``older``, or start a new order without it."""
-        self.start = self.anchor = start
-        """``anchor`` is the page id that the segment is indexed by; it stays the same while the segment grows."""
+        self.start = start
         self.stop = stop
         self.tail_first = tail_first
         self.value = value
@@ -35,50 +39,72 @@ class _Segment:
             other.newer = self
 
 
-class _Anchors:
-    """The anchors of all segments, sorted, in blocks, so that an insertion shifts one block only."""
+class _ById:
+    """All segments by page id, in blocks, so that an insertion shifts one block only. No block is empty, unless it is alone.
 
-    MOST = 512
+    A segment has a block, by number, and a place there.
+    """
 
     def __init__(self) -> None:
-        self.blocks: list[list[int]] = [[]]
-        self.firsts: list[int] = [-1]
-        """The lower bound of each block: its first id, or less."""
+        self.blocks: list[list[_Segment]] = [[]]
 
-    def insert(self, anchor: int) -> None:
-        at = bisect_right(self.firsts, anchor) - 1
-        block = self.blocks[at]
-        insort(block, anchor)
-        if len(block) > self.MOST:
-            self.halve(at)
+    def block_of(self, page: int) -> int:
+        """Return the first block with a segment that ends behind a page; the last block if there is none."""
+        blocks = self.blocks
+        low: i64 = 0
+        high: i64 = len(blocks) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if blocks[middle][-1].stop > page:
+                high = middle
+            else:
+                low = middle + 1
+        return low
 
-    def halve(self, at: int) -> None:
-        """Split a block in two."""
-        block = self.blocks[at]
-        half = block[self.MOST // 2 :]
-        del block[self.MOST // 2 :]
-        self.blocks.insert(at + 1, half)
-        self.firsts.insert(at + 1, half[0])
+    def place_in(self, block: list[_Segment], page: int) -> int:
+        """Return the place of the first segment of a block that ends behind a page; behind all if there is none."""
+        low: i64 = 0
+        high: i64 = len(block)
+        while low < high:
+            middle = (low + high) // 2
+            if block[middle].stop > page:
+                high = middle
+            else:
+                low = middle + 1
+        return low
 
-    def remove(self, anchor: int) -> None:
-        at = bisect_right(self.firsts, anchor) - 1
+    def insert(self, at: int, place: int, segment: _Segment) -> None:
+        """Insert a segment in front of the one that has this place, where it belongs."""
         block = self.blocks[at]
-        del block[bisect_left(block, anchor)]
-        if not block and at:
-            del self.blocks[at], self.firsts[at]
+        block.insert(place, segment)
+        if len(block) > MOST:
+            self.blocks.insert(at + 1, block[MOST // 2 :])
+            del block[MOST // 2 :]
 
-    def around(self, page: int) -> tuple[int, int]:
-        """Return the last anchor up to ``page`` and the first one after it; -1 where there is none."""
-        at = bisect_right(self.firsts, page) - 1
+    def remove(self, segment: _Segment) -> None:
+        at = self.block_of(segment.start)
         block = self.blocks[at]
-        place = bisect_right(block, page)
-        if place < len(block):
-            after = block[place]
-        else:
-            after = self.blocks[at + 1][0] if at + 1 < len(self.blocks) else -1
-        if place:
-            return block[place - 1], after
-        return self.blocks[at - 1][-1] if at and self.blocks[at - 1] else -1, after
+        del block[self.place_in(block, segment.start)]
+        if not block and len(self.blocks) > 1:
+            del self.blocks[at]
+
+    def overlapping(self, start: int, stop: int) -> list[_Segment]:
+        """Return the segments with pages of ``start ... stop - 1``, in ascending order."""
+        at = self.block_of(start)
+        block = self.blocks[at]
+        place = self.place_in(block, start)
+        found: list[_Segment] = []
+        while True:
+            if place == len(block):
+                at += 1
+                if at == len(self.blocks):
+                    return found
+                block, place = self.blocks[at], 0
+            segment = block[place]
+            if segment.start >= stop:
+                return found
+            found.append(segment)
+            place += 1
 
 
 class ExtentOrder:
@@ -91,32 +117,29 @@ class ExtentOrder:
     def __init__(self) -> None:
         self.pages = 0
         """Number of pages."""
-        self._by_anchor: dict[int, _Segment] = {}
-        self._anchors = _Anchors()
+        self._by_id = _ById()
         self._upto = 0
         """Every page that was ever added has a lower id than this."""
         self._end = _Segment(-1, -1, True, None)
         """Sentinel before the oldest and after the most recent segment."""
 
     def __contains__(self, page: object) -> bool:
-        return isinstance(page, int) and self._overlapping(page, 1) is not None
+        return isinstance(page, int) and bool(self._overlapping(page, page + 1))
 
     def pieces(self, extents: Iterable[Extent]) -> list[tuple[Extent, Any]]:
         """Cut the path, from head to tail, into (extent, value) pieces of one value each; the value of absent pages is None."""
         pieces: list[tuple[Extent, Any]] = []
         for start, pages in extents:
             stop = start + pages
-            while start < stop:
-                segment = self._overlapping(start, stop - start)
-                if segment is None:
-                    pieces.append(((start, stop - start), None))
-                    break
+            for segment in self._overlapping(start, stop):
                 if start < segment.start:
                     pieces.append(((start, segment.start - start), None))
                     start = segment.start
                 upto = segment.stop if segment.stop < stop else stop
                 pieces.append(((start, upto - start), segment.value))
                 start = upto
+            if start < stop:
+                pieces.append(((start, stop - start), None))
         return pieces
 
     def leading(self, extents: Iterable[Extent]) -> list[Extent]:
@@ -124,13 +147,14 @@ class ExtentOrder:
         pieces: list[Extent] = []
         for start, pages in extents:
             stop = start + pages
-            while start < stop:
-                segment = self._overlapping(start, stop - start)
-                if segment is None or start < segment.start:
+            for segment in self._overlapping(start, stop):
+                if start < segment.start:
                     return pieces
                 upto = segment.stop if segment.stop < stop else stop
                 pieces.append((start, upto - start))
                 start = upto
+            if start < stop:
+                return pieces
         return pieces
 
     def leading_pages(self, extents: Iterable[Extent]) -> int:
@@ -143,41 +167,32 @@ class ExtentOrder:
 
     def append(self, extents: Sequence[Extent], *, tail_first: bool = True, value: Any = True) -> None:
         """Put the path's pages at the recent end with this value (not None); pages that are present already move there."""
-        by_anchor, anchors, end = self._by_anchor, self._anchors, self._end
+        by_id, end = self._by_id, self._end
         for start, pages in reversed(extents) if tail_first else extents:
             stop, last = start + pages, end.older
             continues = (last.start == stop if tail_first else last.stop == start) and last.value == value
-            whole = by_anchor.get(start)
-            if whole is not None and whole.start == start and whole.stop == stop and not continues:
-                whole.move_behind(last)
-                whole.tail_first, whole.value = tail_first, value
-                continue
             if start >= self._upto:  # behind all others
-                at = len(anchors.blocks) - 1
-                block = anchors.blocks[at]
-                place = len(block)
+                at = len(by_id.blocks) - 1
+                place = len(by_id.blocks[at])
                 self._upto = stop
             else:
-                at = bisect_right(anchors.firsts, start) - 1
-                block = anchors.blocks[at]
-                place = bisect_right(block, start)
-                is_free = (
-                    0 < place < len(block) and stop <= by_anchor[block[place]].start and by_anchor[block[place - 1]].stop <= start
-                )
-                if not is_free and self._overlapping(start, pages) is not None:
+                at = by_id.block_of(start)
+                block = by_id.blocks[at]
+                place = by_id.place_in(block, start)
+                if place < len(block) and (found := block[place]).start < stop:
+                    if found.start == start and found.stop == stop and not continues:
+                        found.move_behind(last)
+                        found.tail_first, found.value = tail_first, value
+                        continue
                     self.remove(((start, pages),))
-                    at = bisect_right(anchors.firsts, start) - 1
-                    block = anchors.blocks[at]
-                    place = bisect_right(block, start)
+                    at = by_id.block_of(start)
+                    place = by_id.place_in(by_id.blocks[at], start)
                 if stop > self._upto:
                     self._upto = stop
             self.pages += pages
             last = end.older
             if (last.start != stop if tail_first else last.stop != start) or last.value != value or last.tail_first != tail_first:
-                by_anchor[start] = _Segment(start, stop, tail_first, value, last)
-                block.insert(place, start)
-                if len(block) > anchors.MOST:
-                    anchors.halve(at)
+                by_id.insert(at, place, _Segment(start, stop, tail_first, value, last))
             elif tail_first:  # continues the last segment, cut from the same path earlier
                 last.start = start
             else:
@@ -213,14 +228,12 @@ class ExtentOrder:
     def _cut_out(self, start: int, pages: int) -> list[_Segment]:
         """Return the segments that hold exactly the extent's present pages, cutting segments at its start and end."""
         stop = start + pages
-        segments: list[_Segment] = []
-        while start < stop and (segment := self._overlapping(start, stop - start)) is not None:
-            if segment.start < start:
-                segment = self._cut(segment, start)
-            if segment.stop > stop:
-                self._cut(segment, stop)
-            segments.append(segment)
-            start = segment.stop
+        segments = self._overlapping(start, stop)
+        if segments:
+            if segments[0].start < start:
+                segments[0] = self._cut(segments[0], start)
+            if segments[-1].stop > stop:
+                self._cut(segments[-1], stop)
         return segments
 
     def pop_oldest(self, pages: int) -> list[Extent]:
@@ -240,7 +253,6 @@ class ExtentOrder:
             else:
                 segment.start = start + pages
                 extents.append((start, pages))
-            self._find_anchor(segment)
             break
         return extents
 
@@ -281,48 +293,22 @@ class ExtentOrder:
             yield (segment.start, segment.stop - segment.start), segment.tail_first, segment.value
             segment = segment.newer
 
-    def _overlapping(self, start: int, pages: int) -> _Segment | None:
-        """Return the first segment, by page id, that shares a page with the extent."""
-        if start >= self._upto:
-            return None
-        found: _Segment | None = self._by_anchor.get(start)
-        if found is not None or not self._by_anchor:
-            return found
-        before, after = self._anchors.around(start)
-        if before >= 0:
-            segment = self._by_anchor[before]
-            if segment.stop > start:
-                return segment
-        if after >= 0:
-            segment = self._by_anchor[after]
-            if segment.start < start + pages:
-                return segment
-        return None
-
-    def _find_anchor(self, segment: _Segment) -> None:
-        """Give a shortened segment a new anchor if it has lost its old one."""
-        if not segment.start <= segment.anchor < segment.stop:
-            del self._by_anchor[segment.anchor]
-            self._anchors.remove(segment.anchor)
-            segment.anchor = segment.start
-            self._index(segment)
-
-    def _index(self, segment: _Segment) -> None:
-        self._by_anchor[segment.anchor] = segment
-        self._anchors.insert(segment.anchor)
+    def _overlapping(self, start: int, stop: int) -> list[_Segment]:
+        """Return the segments with pages of ``start ... stop - 1``, in ascending order."""
+        return self._by_id.overlapping(start, stop) if start < self._upto else []
 
     def _cut(self, segment: _Segment, page: int) -> _Segment:
         """Cut a segment before a page. Returns the part from that page on, a new segment next to it in the order."""
         older = segment.older if segment.tail_first else segment
         rest = _Segment(page, segment.stop, segment.tail_first, segment.value, older)
+        at = self._by_id.block_of(segment.start)
+        place = self._by_id.place_in(self._by_id.blocks[at], segment.start)
         segment.stop = page
-        self._find_anchor(segment)
-        self._index(rest)
+        self._by_id.insert(at, place + 1, rest)
         return rest
 
     def _drop(self, segment: _Segment) -> None:
-        anchor, older, newer = segment.anchor, segment.older, segment.newer
-        del self._by_anchor[anchor]
-        self._anchors.remove(anchor)
+        self._by_id.remove(segment)
+        older, newer = segment.older, segment.newer
         older.newer, newer.older = newer, older
         self.pages -= segment.stop - segment.start

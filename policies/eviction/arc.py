@@ -40,13 +40,13 @@ class ARC(QueueEviction):
     def expect(self, extents: tuple[Extent, ...]) -> bool:
         if not (self.b1.may_hold(extents) or self.b2.may_hold(extents)):
             return False
-        found = [[(extent, old) for extent, old in ghosts.pieces(extents) if old is not None] for ghosts in (self.b1, self.b2)]
-        if not any(found):
+        pieces = [[piece for piece in ghosts.pieces(extents) if piece[1] is not None] for ghosts in (self.b1, self.b2)]
+        in_b1, in_b2 = pieces
+        if not in_b1 and not in_b2:
             return False
-        uncounted = [sum([pages for (_, pages), counted in here if not counted]) for here in found]
-        self._adapt(*uncounted)
-        for ghosts, here in zip((self.b1, self.b2), found, strict=True):
-            ghosts.append([extent for extent, _ in here], value=True)
+        self._adapt(uncounted_pages(in_b1), uncounted_pages(in_b2))
+        self.b1.append([extent for extent, _ in in_b1], value=True)
+        self.b2.append([extent for extent, _ in in_b2], value=True)
         return True
 
     def _adapt(self, of_b1: int, of_b2: int) -> None:
@@ -56,13 +56,22 @@ class ARC(QueueEviction):
         self.target_pages = min(max(self.target_pages + more - less, 0.0), self.capacity_pages)
 
     def recall(self, extents: tuple[Extent, ...]) -> list[tuple[int, bool | None]]:
-        self.expect(extents)
-        parts: list[tuple[int, bool | None]] = []
-        for extent, in_b1 in self.b1.pieces(extents):
-            parts += [(pages, ghost) for (_, pages), ghost in (self.b2.pieces((extent,)) if in_b1 is None else [(extent, in_b1)])]
-        self.b1.remove(extents)
-        self.b2.remove(extents)
-        return parts
+        pieces: list[tuple[Extent, bool | None]] = []
+        of_b1 = of_b2 = 0
+        for piece in self.b1.pieces(extents):
+            if piece[1] is not None:
+                pieces.append(piece)
+                of_b1 += 0 if piece[1] else piece[0][1]
+            else:
+                more = self.b2.pieces((piece[0],))
+                pieces += more
+                of_b2 += uncounted_pages(more)
+        if of_b1 or of_b2:
+            self._adapt(of_b1, of_b2)
+        if len(pieces) > 1 or pieces[0][1] is not None:
+            self.b1.remove(extents)
+            self.b2.remove(extents)
+        return [(pages, ghost) for (_, pages), ghost in pieces]
 
     def enter(self, ghost: bool | None) -> Mark:
         return Mark(ONCE if ghost is None else AGAIN, self.clock)
@@ -70,8 +79,8 @@ class ARC(QueueEviction):
     def on_insert(self, node: Node, now: float) -> None:
         super().on_insert(node, now)
         once, again = self.sizes
-        forget_beyond(self.b1, self.capacity_pages - once)
-        forget_beyond(self.b2, 2 * self.capacity_pages - once - again - self.b1.pages)
+        forget_beyond(self.b1, self.capacity_pages - float(once))
+        forget_beyond(self.b2, 2 * self.capacity_pages - float(once + again + self.b1.pages))
 
     def use(self, mark: Mark) -> Mark:
         return Mark(AGAIN, self.clock)
@@ -80,7 +89,7 @@ class ARC(QueueEviction):
         (self.b1 if mark.queue == ONCE else self.b2).append(extents, value=False)
 
     def choose(self) -> tuple[int, float] | None:
-        surplus = self.sizes[ONCE] + self.left_pages - self.target_pages
+        surplus = float(self.sizes[ONCE] + self.left_pages) - self.target_pages
         return self.first_of(ONCE) if surplus > 0 else self.first_of(AGAIN, floor(-surplus) + 1)
 
     def offload_order(self, capacity_pages: int) -> OffloadOrder:
@@ -88,3 +97,8 @@ class ARC(QueueEviction):
 
     def offload_order_by_use(self, capacity_pages: int) -> OffloadOrder:
         return ArcByUse(capacity_pages)
+
+
+def uncounted_pages(pieces: list[tuple[Extent, bool | None]]) -> int:
+    """Return the pages of ghosts for which p has not been adjusted."""
+    return sum([pages for (_, pages), counted in pieces if counted is False])

@@ -62,7 +62,8 @@ class BeladyCompute(SampledEviction):
         use = self._use(node)
         if use.following == NEVER or self._future.is_lost(self._latest, use.following):
             return -inf
-        return (self._latest - use.following) / use.flops
+        later = float(self._latest - use.following)
+        return later / use.flops
 
     def limit(self, node: Node) -> None:
         user = self._use(node).user

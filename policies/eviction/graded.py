@@ -75,11 +75,11 @@ class Grade:
     Both come in order, the least recently used first, so that nearly every entry goes to the end of one of the runs.
     """
 
-    __slots__ = ("by_loss", "by_use")
+    __slots__ = ("by_loss", "by_use", "rank")
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, rank: float) -> None:
+        self.rank = rank
         self.by_use, self.by_loss = Run(), Run()
-        self.by_use.entries.append(entry)
 
     def add(self, entry: Entry) -> None:
         run = self.by_use.entries
@@ -127,6 +127,13 @@ class GradedEviction(SteppingEviction):
         """By rank; none is empty."""
         self._ranks: list[float] = []
         """A heap of the ranks of ``_grades``."""
+        self._first: Grade | None = None
+        """That of the lowest rank, if known."""
+        self._latest: Grade | None = None
+        """The one that an entry has been added to last, if it is not empty."""
+        self._offered: Node | None = None
+        self._offered_entry: Entry | None = None
+        """Its entry, which has left its grade."""
         self._entries = 0
         self._made = 0
         self._compact_at = 1024
@@ -150,16 +157,26 @@ class GradedEviction(SteppingEviction):
     def enter(self, node: Node, rank: float, depth: int) -> None:
         """Enter a leaf that begins at a depth, at a rank."""
         self._made += 1
-        self._enter(rank, Entry(node.last_used_in(self.tier), self._made - depth * DEPTH, node))
+        used_s, place = node.last_used_in(self.tier), float(self._made) - float(depth) * DEPTH
+        if node is self._offered and (entry := self._offered_entry) is not None:
+            self._offered = self._offered_entry = None
+            entry.used_s, entry.place = used_s, place
+            self._enter(rank, entry)
+        else:
+            self._enter(rank, Entry(used_s, place, node))
 
     def _enter(self, rank: float, entry: Entry) -> None:
         self._entries += 1
-        grade = self._grades.get(rank)
-        if grade is None:
-            self._grades[rank] = Grade(entry)
-            heappush(self._ranks, rank)
-        else:
-            grade.add(entry)
+        grade = self._latest
+        if grade is None or grade.rank != rank:
+            grade = self._grades.get(rank)
+            if grade is None:
+                grade = self._grades[rank] = Grade(rank)
+                heappush(self._ranks, rank)
+                if self._first is not None and rank < self._first.rank:
+                    self._first = None
+            self._latest = grade
+        grade.add(entry)
 
     def _compact(self) -> None:
         """Keep one entry per leaf."""
@@ -171,6 +188,7 @@ class GradedEviction(SteppingEviction):
                     places[node] = entry.place
         self._grades.clear()
         self._ranks.clear()
+        self._first = self._latest = None
         self._entries = 0
         entries = [Entry(node.last_used_in(self.tier), place, node) for node, place in places.items()]
         entries.sort(key=lambda entry: (entry.used_s, entry.place))
@@ -179,15 +197,20 @@ class GradedEviction(SteppingEviction):
         self._compact_at = max(1024, 2 * self._entries)
 
     def next_victim(self) -> Node | None:
-        tier, grades, ranks = self.tier, self._grades, self._ranks
+        tier, ranks = self.tier, self._ranks
         while ranks:
-            rank = ranks[0]
-            grade = grades[rank]
+            grade = self._first
+            if grade is None:
+                grade = self._first = self._grades[ranks[0]]
+            rank = grade.rank
             entry = grade.first()
             is_alone = grade.pop(entry)
             if is_alone:
-                del grades[rank]
+                del self._grades[rank]
                 heappop(ranks)
+                self._first = None
+                if self._latest is grade:
+                    self._latest = None
             self._entries -= 1
             node = entry.node
             if node.state[tier] != READY or node.pins[tier] or node.children_in[tier]:
@@ -197,6 +220,7 @@ class GradedEviction(SteppingEviction):
                 self._enter(now_ranked, Entry(used_s, entry.place, node))
                 continue
             self.most_pages = self._pages_alone(node, used_s) if is_alone else 1
+            self._offered, self._offered_entry = node, entry
             return node
         return None
 

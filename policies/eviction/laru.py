@@ -129,7 +129,7 @@ class LearningAugmented(SampledEviction):
             if before.gap_s == 0:
                 self._again += 1
             self._gaps += 1
-            self._gap_s += (passed_s - self._gap_s) / self._gaps
+            self._gap_s += (passed_s - self._gap_s) / float(self._gaps)
         node.note(self.tier, Use(self.phase, gap_s, now))
 
     def score(self, node: Node, now: float) -> float:
@@ -139,7 +139,7 @@ class LearningAugmented(SampledEviction):
             return inf
         gap_s = use.gap_s
         if not gap_s:
-            gap_s = self._gap_s * (self._seen + 2) / (self._again + 1)
+            gap_s = self._gap_s * float(self._seen + 2) / float(self._again + 1)
         past_s = now - use.at_s
         return past_s - gap_s if past_s <= gap_s else -past_s
 
@@ -216,15 +216,16 @@ class LearningAugmented(SampledEviction):
         line = self._line
         while line and not self._is_current(line[0]):
             del line[0]
-        count = 1 if self._by_use else ceil(self.share * len(line))
+        count = 1 if self._by_use else ceil(self.share * float(len(line)))
         self._predicted = count > 1
         self._by_use = False
         if count <= self.samples:
             return [entry.node for entry in line[:count] if self._is_current(entry)]
         fractions: list[float] = self._rng.random(self.samples).tolist()
         drawn: list[Node] = []
+        size = float(count)
         for fraction in fractions:
-            entry = line[int(fraction * count)]
+            entry = line[int(fraction * size)]
             if self._is_current(entry):
                 drawn.append(entry.node)
         return drawn or [line[0].node]

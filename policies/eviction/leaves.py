@@ -28,17 +28,34 @@ class Leaves:
             self.nodes[place] = last
             self.places[last] = place
 
+    def at(self, fraction: float) -> Node:
+        """Return the node at a fraction, from 0 to below 1, of the list; there must be one."""
+        count = float(len(self.nodes))
+        return self.nodes[int(fraction * count)]
+
+
+class Pool:
+    """Nodes in a list without order, of which none is removed but the one that is drawn: so nobody notes their places."""
+
+    __slots__ = ("members", "nodes")
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.members: set[Node] = set()
+
+    def add(self, node: Node) -> None:
+        """Add a node; one that is there already stays."""
+        if node not in self.members:
+            self.members.add(node)
+            self.nodes.append(node)
+
     def take(self, fraction: float) -> Node:
         """Remove the node at a fraction, from 0 to below 1, of the list, and return it; the last one takes its place."""
         nodes = self.nodes
-        place = int(fraction * len(nodes))
+        count = float(len(nodes))
+        place = int(fraction * count)
         node, last = nodes[place], nodes.pop()
-        del self.places[node]
         if last is not node:
             nodes[place] = last
-            self.places[last] = place
+        self.members.remove(node)
         return node
-
-    def at(self, fraction: float) -> Node:
-        """Return the node at a fraction, from 0 to below 1, of the list; there must be one."""
-        return self.nodes[int(fraction * len(self.nodes))]

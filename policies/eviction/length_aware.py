@@ -23,7 +23,7 @@ class LengthAware(GradedEviction):
 
     def rank(self, node: Node) -> float:
         """Return the rank: fewer hits first, then the later end."""
-        return node.hits_in(self.tier) * MOST_END - node.depth - node.pages
+        return float(node.hits_in(self.tier)) * MOST_END - float(node.depth + node.pages)
 
     def pages_before(self, node: Node, next_rank: float, is_earlier: bool) -> int:
         pages = int(next_rank - self.rank(node))

@@ -56,7 +56,10 @@ class MultiQueue(QueueEviction):
         return self._mark(uses + 1)
 
     def _mark(self, uses: int) -> Mark:
-        return Mark(min(uses.bit_length(), self.queues) - 1, self.clock, uses)
+        queue, left = 0, uses >> 1
+        while left and queue < self.queues - 1:
+            queue, left = queue + 1, left >> 1
+        return Mark(queue, self.clock, uses)
 
     def remember(self, extents: tuple[Extent, ...], mark: Mark) -> None:
         self.ghosts.append(extents, value=mark.value)
@@ -68,13 +71,16 @@ class MultiQueue(QueueEviction):
 
     def _expire(self) -> None:
         """Move leaves that were not used for a life time to lower queues."""
-        life_time, heaps = self.life_time * self.queues, self.heaps
-        expired = self.clock - life_time
+        life_time = self.life_time * self.queues
+        expired, oldest = self.clock - life_time, self.clock
         for queue in range(self.queues - 1, 0, -1):
-            heap = heaps[queue]
-            while heap and heap[0][0] < expired and (leaf := self.first(queue)) is not None:
+            leaves = self.leaves[queue]
+            while (entry := leaves.first()) is not None and entry.place < expired and (leaf := self.first(queue)) is not None:
                 mark = self.mark(leaf)
                 if mark.place >= expired:
                     break
                 self.move(leaf, Mark(queue - 1, mark.place + life_time + 1, mark.value))
-        self._oldest = min([heap[0][0] for heap in heaps[1:] if heap], default=self.clock)
+        for leaves in self.leaves[1:]:
+            if (entry := leaves.first()) is not None and entry.place < oldest:
+                oldest = entry.place
+        self._oldest = oldest

@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from heapq import heapify, heappop, heappush
 from math import ceil, floor, inf
 from typing import Any
 
@@ -15,6 +14,7 @@ from kvsim.pages.extent_order import ExtentOrder
 from kvsim.pages.extents import Extent, last_pages
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import SteppingEviction
+from kvsim.policies.eviction.leaf_queue import Leaf, LeafQueue
 
 
 class Mark:
@@ -37,14 +37,12 @@ class Mark:
 Part = tuple[int, Mark]
 """(pages, mark): consecutive pages with one mark."""
 
-Entry = Any
-"""(place, last use of the leaf, minus the depth of its end so that deeper leaves come first, number of the entry, leaf)."""
-
 
 def forget_beyond(ghosts: ExtentOrder, pages: float) -> None:
     """Keep only the ``pages`` most recent pages of a ghost list."""
-    if ghosts.pages > pages:
-        ghosts.pop_oldest(ceil(ghosts.pages - pages))
+    held = float(ghosts.pages)
+    if held > pages:
+        ghosts.pop_oldest(ceil(held - pages))
 
 
 def check_fractions(settings: object, *names: str) -> None:
@@ -63,7 +61,7 @@ class QueueEviction(SteppingEviction):
 
     mark     usually shared by all pages of a node. If a ghost list knew only some of them, the node has several parts, and is
              cut when the last part is about to leave
-    leaves   only leaves compete: each queue has a lazy heap of them, by place. Among equals the least recently used leaves
+    leaves   only leaves compete: each queue has them in order, by place. Among equals the least recently used leaves
     moves    a leaf moves to another queue or place together with all pages above it that have the same mark
     room     is made for all pages of a request before they enter, so a page that has left counts as one that has entered
     ghosts   only pages that the policy chose to evict are remembered, not pages that move up or are lost with their prefix
@@ -98,8 +96,8 @@ class QueueEviction(SteppingEviction):
         """The mark of each node's last part: of all its pages, unless the node is in ``mixed``."""
         self.mixed: dict[Node, list[Part]] = {}
         """For nodes of several parts, the parts before the last one, head to tail."""
-        self.heaps: list[list[Entry]] = [[] for _ in range(queues)]
-        """A heap of leaves for each queue. Stale entries are dropped when they reach the top."""
+        self.leaves = [LeafQueue() for _ in range(queues)]
+        """The leaves of each queue. Entries that are out of date are dropped when they come first."""
         self._entries = 0
         self._compact_at = 1024
         self._offered: Node | None = None
@@ -135,7 +133,7 @@ class QueueEviction(SteppingEviction):
         """Called with pages that a request needs and the tier lacks. Keeps their ghosts; returns whether there are any."""
         ghosts = self.ghosts
         is_known = ghosts.may_hold(extents)
-        if is_known or ghosts.pages > 2 * self.ghost_pages:
+        if is_known or float(ghosts.pages) > 2 * self.ghost_pages:
             forget_beyond(ghosts, self.ghost_pages)
         return is_known and ghosts.touch(extents) > 0
 
@@ -264,55 +262,52 @@ class QueueEviction(SteppingEviction):
         if node is self._offered:
             self._offered = None
         mark = self._marks[node]
-        self.push(self.heaps[mark.queue], mark.place, node)
+        self.push(self.leaves[mark.queue], mark.place, node)
 
     # --- leaves ------------------------------------------------------------------------------------------------------
 
-    def push(self, heap: list[Entry], place: int, node: Node) -> None:
+    def push(self, leaves: LeafQueue, place: int, node: Node) -> None:
         self._entries = entry = self._entries + 1
-        heappush(heap, (place, node.last_used_in(self.tier), -node.depth - node.pages, entry, node))
-        if len(heap) > self._compact_at:
+        leaves.push(Leaf(place, node.last_used_in(self.tier), node.depth + node.pages, entry, node))
+        if len(leaves) > self._compact_at:
             self._compact()
 
     def _compact(self) -> None:
-        """Keep only the latest entry of each leaf in each heap."""
-        for queue, heap in enumerate(self.heaps):
-            leaves = {entry[-1]: entry for entry in sorted(heap) if self.is_current(queue, entry)}
-            heap[:] = leaves.values()
-            heapify(heap)
-        self._compact_at = max(1024, 2 * max(map(len, self.heaps)))
+        """Keep only the latest entry of each leaf in each queue."""
+        for queue, leaves in enumerate(self.leaves):
+            leaves.keep_latest([leaf for leaf in leaves.all() if self.is_current(queue, leaf)])
+        self._compact_at = max(1024, 2 * max([len(leaves) for leaves in self.leaves]))
 
     def is_leaf(self, node: Node) -> bool:
         """Whether the node can leave now."""
         tier = self.tier
         return node.state[tier] == READY and not node.pins[tier] and not node.children_in[tier]
 
-    def is_current(self, queue: int, entry: Entry) -> bool:
-        """Whether an entry of the queue's heap is current: its node is a leaf with this queue and place."""
-        node = entry[4]
+    def is_current(self, queue: int, entry: Leaf) -> bool:
+        """Whether an entry of the queue is current: its node is a leaf with this queue and place."""
+        node = entry.node
         if not self.is_leaf(node):
             return False
         mark = self._marks[node]
-        return mark.place == entry[0] and mark.queue == queue
+        return mark.place == entry.place and mark.queue == queue
 
     def first(self, queue: int) -> Node | None:
-        """Return the leaf that leaves the queue first, or None. Its entry is then at the top of the heap."""
-        heap, tier, marks = self.heaps[queue], self.tier, self._marks
-        while heap:
-            entry: tuple[Any, ...] = heap[0]
-            node: Node = entry[4]
+        """Return the leaf that leaves the queue first, or None. Its entry then comes first."""
+        leaves, tier, marks = self.leaves[queue], self.tier, self._marks
+        while (entry := leaves.first()) is not None:
+            node = entry.node
             if node.state[tier] == READY and not node.pins[tier] and not node.children_in[tier]:
                 mark = marks[node]
-                if mark.queue == queue and mark.place == entry[0]:
+                if mark.queue == queue and mark.place == entry.place:
                     return node
-            heappop(heap)
+            leaves.remove(entry)
         return None
 
     def first_of(self, queue: int, most_pages: float = inf) -> tuple[int, float] | None:
         """Return the queue and ``most_pages`` if it has a leaf; else any other queue that has one, and no limit."""
         if self.first(queue) is not None:
             return queue, most_pages
-        for other in range(len(self.heaps)):
+        for other in range(len(self.leaves)):
             if self.first(other) is not None:
                 return other, inf
         return None
@@ -326,8 +321,11 @@ class QueueEviction(SteppingEviction):
         if chosen is None:
             return None
         queue, most = chosen
-        entry: tuple[Any, ...] = heappop(self.heaps[queue])
-        node: Node = entry[4]
+        leaves = self.leaves[queue]
+        entry = leaves.first()
+        assert entry is not None
+        leaves.remove(entry)
+        node = entry.node
         self._limit(node, most)
         self._offered = node
         return node
@@ -340,7 +338,7 @@ class QueueEviction(SteppingEviction):
     def _limit(self, node: Node, most_pages: float) -> None:
         """Limit what is offered of a node to ``most_pages`` pages of its last part."""
         self.most_pages = self._last_pages(node) if self.mixed and node in self.mixed else UNLIMITED
-        if most_pages < self.most_pages:
+        if most_pages < inf and most_pages < float(self.most_pages):
             self.most_pages = ceil(most_pages)
 
     def pages(self) -> dict[Node, int]:
@@ -387,7 +385,7 @@ class QueueEviction(SteppingEviction):
 
     def demote(self, upper: int, lower: int, most_pages: float) -> None:
         """Move first leaves of ``upper`` to the end of ``lower`` while ``upper`` has more than ``most_pages`` pages."""
-        while self.sizes[upper] > most_pages and (leaf := self.first(upper)) is not None:
+        while float(self.sizes[upper]) > most_pages and (leaf := self.first(upper)) is not None:
             self.move(leaf, Mark(lower, self.end(), self._marks[leaf].value))
 
     def _last_pages(self, node: Node) -> int:

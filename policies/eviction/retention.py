@@ -1,6 +1,5 @@
 """Eviction by directives of clients, as TensorRT-LLM does (KvCacheRetentionConfig; evictionPolicy.cpp in its batch manager)."""
 
-from bisect import bisect_right
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
@@ -115,8 +114,7 @@ class RetentionPriority(ExpiringEviction):
 
 def _place(bands: tuple[Band, ...], depth: int) -> int:
     """Return which band the page after ``depth`` others is in."""
-    return bisect_right(bands, depth, key=_end)
-
-
-def _end(band: Band) -> int:
-    return band[0]
+    at = 0
+    while at < len(bands) and bands[at][0] <= depth:
+        at += 1
+    return at

@@ -11,7 +11,7 @@ from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
-from kvsim.policies.eviction.leaves import Leaves
+from kvsim.policies.eviction.leaves import Pool
 
 AHEAD: Final = 64
 """Numbers drawn at once."""
@@ -33,7 +33,7 @@ class RandomLeaf(EvictionPolicy):
 
     def __post_init__(self) -> None:
         self._phase = 0
-        self._unmarked, self._marked = Leaves(), Leaves()
+        self._unmarked, self._marked = Pool(), Pool()
         self._draws: list[float] = []
         """Numbers drawn ahead, the next one last: one at a time costs more."""
 

@@ -69,11 +69,13 @@ class S3FIFO(QueueEviction):
 
     def choose(self) -> tuple[int, float] | None:
         while True:
-            surplus = self.sizes[MAIN] - self._main_pages
+            surplus = float(self.sizes[MAIN]) - self._main_pages
             chosen = self.first_of(MAIN, surplus) if surplus > 0 else self.first_of(SMALL)
             if chosen is None:
                 return None
-            leaf = self.heaps[chosen[0]][0][-1]
+            first = self.leaves[chosen[0]].first()
+            assert first is not None
+            leaf = first.node
             mark = self.mark(leaf)
             uses: int = mark.value
             if uses < (self.move_threshold if mark.queue == SMALL else 1):

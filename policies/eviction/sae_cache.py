@@ -3,7 +3,6 @@ arXiv:2605.18825, 2026)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Final
 
@@ -15,6 +14,7 @@ from kvsim.pages.extent_order import ExtentOrder
 from kvsim.pages.extents import Extent, last_pages
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
+from kvsim.policies.eviction.leaf_queue import Leaf, LeafQueue
 from kvsim.policies.eviction.queues import forget_beyond
 from kvsim.policies.eviction.sae_learning import EVERY, LEAST_S, Gaps, Parting, QueueWorth, TypeWorth
 
@@ -29,8 +29,6 @@ UNFINISHED: Final = "unfinished"
 
 Mark = tuple[str, str, int]
 """(queue, type, session of the last finished request) of a node."""
-Entry = tuple[float, int, int, Node]
-"""A leaf: (last use, minus its end in pages, number of the entry, node)."""
 
 
 class Session:
@@ -46,9 +44,9 @@ class Session:
 
 
 class Group:
-    """Leaves of one queue and type and, among templates, of depths up to the same power of two, as entries that are checked."""
+    """Leaves of one queue and type and, among templates, of depths up to the same power of two; entries have place 0."""
 
-    __slots__ = ("compact_at", "gaps", "heap", "kind", "power", "queue", "type_worth", "worth")
+    __slots__ = ("compact_at", "gaps", "kind", "leaves", "power", "queue", "type_worth", "worth")
 
     def __init__(self, queue: str, kind: str, power: int, worth: QueueWorth, type_worth: TypeWorth, gaps: Gaps | None) -> None:
         self.worth = worth
@@ -58,7 +56,7 @@ class Group:
         self.queue = queue
         self.kind = kind
         self.power = power
-        self.heap: list[Entry] = []
+        self.leaves = LeafQueue()
         self.compact_at = 64
 
 
@@ -136,20 +134,21 @@ class SemanticAdaptive(EvictionPolicy):
         of_session = self.is_of_session(request)
         if request.session in self._sessions:
             self._sessions[request.session].finished_s = now
+        queue = queue_of(request) if of_session else ""
         known, path = 0, node
         while path.parent is not None:
-            kind = self._mark(path, request, of_session)
+            kind = self._mark(path, request, queue)
             if kind == SHARED:
                 known = max(known, path.depth + path.pages)
             path = path.parent
         for state in self.request_states:
-            self._mark(state, request, of_session)
+            self._mark(state, request, queue)
         if not of_session:
             self._longest = max(self._longest, request.prompt_pages)
             self.parting.observe(min(known, self._longest) / self._longest)
 
-    def _mark(self, node: Node, request: Request, of_session: bool) -> str:
-        """Mark a node that a request has used. Returns its type."""
+    def _mark(self, node: Node, request: Request, queue: str) -> str:
+        """Mark a node that a request has used. Returns its type. ``queue`` is that of its session, if it is one of a session."""
         before: Mark | None = node.notes[self.tier]
         if before is None:
             kind = ANSWER if node.depth >= request.prompt_pages and not node.is_state else PROMPT
@@ -158,9 +157,7 @@ class SemanticAdaptive(EvictionPolicy):
             kind = before[1] if before[2] == request.session >= 0 else SHARED
         if before is None and kind == ANSWER:
             queue = FIRST
-        elif of_session:
-            queue = queue_of(request)
-        else:
+        elif not queue:
             queue = TEMPLATES if kind == SHARED and not node.is_state else FIRST
         if node.state[self.tier] == READY:
             self._hold(before, -node.pages)
@@ -246,12 +243,11 @@ class SemanticAdaptive(EvictionPolicy):
             self._offered = None
         group = self._group(node)
         self._entries += 1
-        heappush(group.heap, (node.last_used_in(self.tier), -node.depth - node.pages, self._entries, node))
-        if len(group.heap) > group.compact_at:
-            latest = {entry[3]: entry for entry in sorted(group.heap) if self._is_current(group, entry)}
-            group.heap[:] = latest.values()
-            heapify(group.heap)
-            group.compact_at = max(64, 2 * len(group.heap))
+        leaves = group.leaves
+        leaves.push(Leaf(0, node.last_used_in(self.tier), node.depth + node.pages, self._entries, node))
+        if len(leaves) > group.compact_at:
+            leaves.keep_latest([leaf for leaf in leaves.all() if self._is_current(group, leaf)])
+            group.compact_at = max(64, 2 * len(leaves))
 
     def _group(self, node: Node) -> Group:
         mark: Mark | None = node.notes[self.tier]
@@ -268,26 +264,31 @@ class SemanticAdaptive(EvictionPolicy):
         self._by_step[0 if queue == FIRST else 2 if queue == UNFINISHED else 1].append(group)
         return group
 
-    def _is_current(self, group: Group, entry: Entry) -> bool:
-        used_s, below, _, node = entry
-        if not node.is_evictable(self.tier) or node.last_used_in(self.tier) != used_s or below != -node.depth - node.pages:
+    def _is_current(self, group: Group, entry: Leaf) -> bool:
+        node, tier = entry.node, self.tier
+        if node.state[tier] != READY or node.pins[tier] or node.children_in[tier]:
+            return False
+        if node.last_used_in(tier) != entry.used_s or node.depth + node.pages != entry.end:
             return False
         mark: Mark | None = node.notes[self.tier]
         if mark is None:
             return group.queue == UNFINISHED
         queue, kind, _ = mark
-        return queue == group.queue and kind == group.kind and (queue != TEMPLATES or power_of(-below) == group.power)
+        return queue == group.queue and kind == group.kind and (queue != TEMPLATES or power_of(entry.end) == group.power)
 
-    def _head(self, group: Group) -> Entry | None:
+    def _head(self, group: Group) -> Leaf | None:
         """Return the entry of the least recently used leaf of a group, among equals the deepest; None if it has no leaf."""
-        heap = group.heap
-        while heap and not self._is_current(group, heap[0]):
-            heappop(heap)
-        return heap[0] if heap else None
+        leaves = group.leaves
+        while (first := leaves.first()) is not None and not self._is_current(group, first):
+            leaves.remove(first)
+        return first
 
     def victims(self, now: float) -> Iterator[Node]:
         while (group := self._lowest(now)) is not None:
-            node: Node = heappop(group.heap)[3]
+            first = group.leaves.first()
+            assert first is not None
+            group.leaves.remove(first)
+            node = first.node
             end = node.depth + node.pages
             self.most_pages = end - (1 << group.power >> 1) if group.queue == TEMPLATES else UNLIMITED
             self._offered = node
@@ -302,7 +303,7 @@ class SemanticAdaptive(EvictionPolicy):
                 head = self._head(group)
                 if head is None:
                     continue
-                used_s = head[0]
+                used_s = head.used_s
                 value = self.priority(group, now - used_s) if step == 1 else 0.0
                 if lowest is None or value < least or value == least and used_s < least_used_s:
                     lowest, least, least_used_s = group, value, used_s

@@ -31,6 +31,7 @@ class SampledEviction(EvictionPolicy):
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
         self._rng: np.random.Generator = context.rng
+        self._scores_at_once = type(self).scores is not SampledEviction.scores
 
     @abstractmethod
     def score(self, node: Node, now: float) -> float:
@@ -55,14 +56,13 @@ class SampledEviction(EvictionPolicy):
     def _lowest(self, now: float) -> Node | None:
         """Return the drawn leaf of the lowest score; None if there is no leaf."""
         lowest: Node | None = None
-        least, least_used = 0.0, 0.0
+        least, tier = 0.0, self.tier
         nodes = self._candidates()
-        for at, score in enumerate(self.scores(nodes, now)):
-            if lowest is None or score <= least:
-                node = nodes[at]
-                used = node.last_used_in(self.tier)
-                if lowest is None or score < least or used < least_used:
-                    lowest, least, least_used = node, score, used
+        scores = self.scores(nodes, now) if self._scores_at_once else None
+        for at, node in enumerate(nodes):
+            score = self.score(node, now) if scores is None else scores[at]
+            if lowest is None or score < least or score == least and node.last_used_in(tier) < lowest.last_used_in(tier):
+                lowest, least = node, score
         return lowest
 
     def _candidates(self) -> list[Node]:
@@ -75,13 +75,15 @@ class SampledEviction(EvictionPolicy):
             return nodes
         drawn: list[Node] = []
         fractions: list[float] = self._rng.random(self.samples).tolist()
+        count = float(len(nodes))
         for fraction in fractions:
-            while nodes:
-                node = nodes[int(fraction * len(nodes))]
+            while count:
+                node = nodes[int(fraction * count)]
                 if node.state[tier] == READY and not node.pins[tier] and not node.children_in[tier]:
                     drawn.append(node)
                     break
                 leaves.remove(node)
+                count -= 1.0
         return drawn
 
 
@@ -97,11 +99,15 @@ class PageFlops:
         if context.model is None:
             raise ValueError("needs a model")
         self._context = context
-        self._known: dict[int, float] = {}
+        self._known: list[float] = []
+        """By depth; negative where not computed yet."""
 
     def at(self, end: int) -> float:
-        known = self._known.get(end)
-        if known is None:
+        known = self._known
+        if end >= len(known):
+            known += [-1.0] * (end + 1 - len(known))
+        flops = known[end]
+        if flops < 0:
             tokens = self._context.page_tokens
-            known = self._known[end] = self._context.saved_flops((end - 1) * tokens, end * tokens)
-        return known
+            flops = known[end] = self._context.saved_flops((end - 1) * tokens, end * tokens)
+        return flops

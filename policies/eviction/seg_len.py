@@ -2,6 +2,7 @@
 github.com/abdelfattah-lab/sglang, pull request 3)."""
 
 from dataclasses import dataclass
+from math import inf
 
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import READY, Node
@@ -29,10 +30,6 @@ class SegmentLength(SampledEviction):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_settings(self, Real(least=0, most=1), "weight")
-        self._worth: dict[Node, tuple[int, float]] = {}
-        """(segment, last use) of what is compared."""
-        self._longest = 1
-        self._oldest_s = self._span_s = 0.0
 
     def state_of(self, pages: Node) -> Node | None:
         """Return the state after a node's pages, if it is usable in this tier."""
@@ -54,18 +51,24 @@ class SegmentLength(SampledEviction):
                 break
         return pages.depth + pages.pages - before.depth - before.pages, state.last_used_in(self.tier)
 
-    def _candidates(self) -> list[Node]:
-        nodes = super()._candidates()
-        self._worth = {node: self.worth(node) for node in nodes}
-        if nodes:
-            times = [used_s for _, used_s in self._worth.values()]
-            self._longest = max([segment for segment, _ in self._worth.values()])
-            self._oldest_s = min(times)
-            self._span_s = max(times) - self._oldest_s
-        return nodes
+    def scores(self, nodes: list[Node], now: float) -> list[float]:
+        segments: list[int] = []
+        times_s: list[float] = []
+        longest, oldest_s, newest_s, weight = 0, inf, -inf, self.weight
+        for node in nodes:
+            segment, used_s = self.worth(node)
+            longest = segment if segment > longest else longest
+            oldest_s = used_s if used_s < oldest_s else oldest_s
+            newest_s = used_s if used_s > newest_s else newest_s
+            segments.append(segment)
+            times_s.append(used_s)
+        span_s = newest_s - oldest_s
+        values: list[float] = []
+        for at, used_s in enumerate(times_s):
+            length = segments[at] / longest if longest else 0.0
+            recency = (used_s - oldest_s) / span_s if span_s else 0.0
+            values.append(weight * length + (1 - weight) * recency)
+        return values
 
     def score(self, node: Node, now: float) -> float:
-        segment, used_s = self._worth[node]
-        length = segment / self._longest if self._longest else 0.0
-        recency = (used_s - self._oldest_s) / self._span_s if self._span_s else 0.0
-        return self.weight * length + (1 - self.weight) * recency
+        return self.scores([node], now)[0]

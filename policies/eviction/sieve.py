@@ -1,13 +1,13 @@
 """SIEVE (Zhang et al.: SIEVE is simpler than LRU: an efficient turn-key eviction algorithm for web caches, NSDI 2024)."""
 
 from dataclasses import dataclass
-from heapq import heappop
 from math import inf
 from typing import Final
 
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
-from kvsim.policies.eviction.queues import Entry, Mark, QueueEviction
+from kvsim.policies.eviction.leaf_queue import Leaf
+from kvsim.policies.eviction.queues import Mark, QueueEviction
 
 AHEAD: Final = 0
 BEHIND: Final = 1
@@ -39,19 +39,19 @@ class Sieve(QueueEviction):
 
     def on_evictable(self, node: Node) -> None:
         mark = self.mark(node)
-        self.push(self.heaps[self._side(mark)], mark.place, node)
+        self.push(self.leaves[self._side(mark)], mark.place, node)
 
-    def is_current(self, queue: int, entry: Entry) -> bool:
-        if not self.is_leaf(entry[-1]):
+    def is_current(self, queue: int, entry: Leaf) -> bool:
+        if not self.is_leaf(entry.node):
             return False
-        mark = self.mark(entry[-1])
-        return mark.place == entry[0] and self._side(mark) == queue
+        mark = self.mark(entry.node)
+        return mark.place == entry.place and self._side(mark) == queue
 
     def first(self, queue: int) -> Node | None:
-        heap = self.heaps[queue]
-        while heap and not self.is_current(queue, heap[0]):
-            heappop(heap)
-        return heap[0][-1] if heap else None
+        leaves = self.leaves[queue]
+        while (entry := leaves.first()) is not None and not self.is_current(queue, entry):
+            leaves.remove(entry)
+        return None if entry is None else entry.node
 
     def choose(self) -> tuple[int, float] | None:
         while True:
@@ -63,7 +63,7 @@ class Sieve(QueueEviction):
                     return AHEAD, inf
                 self.move(leaf, Mark(0, self.hand, (False, self.lap)))
             elif self.first(BEHIND) is not None:
-                self.heaps.reverse()
+                self.leaves.reverse()
                 self.hand, self.lap = 0, self.lap + 1
             else:
                 return None

@@ -46,5 +46,5 @@ class TwoQ(QueueEviction):
             self.ghosts.append(extents)
 
     def choose(self) -> tuple[int, float] | None:
-        surplus = self.sizes[A1IN] + self.left_pages - self.kin * self.capacity_pages
+        surplus = float(self.sizes[A1IN] + self.left_pages) - self.kin * self.capacity_pages
         return self.first_of(A1IN) if surplus > 0 else self.first_of(AM, floor(-surplus) + 1)

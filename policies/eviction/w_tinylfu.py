@@ -73,11 +73,11 @@ class WTinyLFU(QueueEviction):
 
     def choose(self) -> tuple[int, float] | None:
         sizes, window_pages = self.sizes, self.window_pages
-        protected_pages = PROTECTED_FRACTION * (self.capacity_pages - window_pages)
+        protected_pages = PROTECTED_FRACTION * (self.capacity_pages - float(window_pages))
         while True:
-            if sizes[PROTECTED] > protected_pages:
+            if float(sizes[PROTECTED]) > protected_pages:
                 self.demote(PROTECTED, PROBATION, protected_pages)
-            surplus = sizes[WINDOW] + self.left_pages + 1 - window_pages
+            surplus = float(sizes[WINDOW] + self.left_pages + 1) - float(window_pages)
             main, victim = PROBATION, self.first(PROBATION)
             if victim is None:
                 main, victim = PROTECTED, self.first(PROTECTED)

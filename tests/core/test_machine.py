@@ -574,7 +574,7 @@ class CacheMachine(RuleBasedStateMachine):
                 assert policy.pages() == {node: node.pages for node in nodes}
                 assert sum(policy.sizes) == sum(node.pages for node in nodes)
                 leaves = {node for node in nodes if node.is_evictable(tier.index)}
-                assert leaves <= {entry[-1] for heap in policy.heaps for entry in heap}
+                assert leaves <= {leaf.node for queue in policy.leaves for leaf in queue.all()}
                 assert policy.ghosts.pages <= 10 * policy.capacity_pages
 
     @invariant()

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from kvsim.core.tree import RadixTree
 from kvsim.policies.eviction.graded import LEFT, Entry, Grade
-from kvsim.policies.eviction.leaves import Leaves
+from kvsim.policies.eviction.leaves import Pool
 from tests.workloads import EXAMPLES
 
 NODE = RadixTree(1).root
@@ -15,28 +15,24 @@ NODE = RadixTree(1).root
 @settings(max_examples=EXAMPLES)
 def test_a_grade_is_a_sorted_list(steps: list[tuple[int, int] | None]) -> None:
     """A step adds an entry or, if it is None, removes the first one."""
-    slow = [(0.0, 0.0)]
-    grade: Grade | None = Grade(Entry(0.0, 0.0, NODE))
+    slow: list[tuple[float, float]] = []
+    grade = Grade(1.0)
     for step in steps:
         if step is not None:
             used_s, place = float(step[0]), float(step[1])
             slow.append((used_s, place))
-            if grade is None:
-                grade = Grade(Entry(used_s, place, NODE))
-            else:
-                grade.add(Entry(used_s, place, NODE))
-        elif grade is not None:
+            grade.add(Entry(used_s, place, NODE))
+        elif slow:
             first = grade.first()
             assert (first.used_s, first.place) == min(slow)
             slow.remove(min(slow))
-            grade = None if grade.pop(first) else grade
-        assert (grade is None) == (not slow)
-        held = [] if grade is None else grade.all()
-        assert sorted((entry.used_s, entry.place) for entry in held) == sorted(slow)
+            assert grade.pop(first) == (not slow)
+        assert sorted((entry.used_s, entry.place) for entry in grade.all()) == sorted(slow)
 
 
 def test_places_of_entries_that_have_left_are_freed() -> None:
-    grade = Grade(Entry(0.0, 0.0, NODE))
+    grade = Grade(1.0)
+    grade.add(Entry(0.0, 0.0, NODE))
     for number in range(1, 1000):
         grade.add(Entry(float(number), 0.0, NODE))
         assert not grade.pop(grade.first())
@@ -44,10 +40,10 @@ def test_places_of_entries_that_have_left_are_freed() -> None:
 
 
 def test_a_leaf_that_is_taken_is_gone_and_the_last_one_takes_its_place() -> None:
-    tree, leaves = RadixTree(1), Leaves()
+    tree, leaves = RadixTree(1), Pool()
     first, second, third = nodes = [tree.add(tree.root, ((number, 1),), 1, 0.0) for number in range(3)]
     for node in nodes:
         leaves.add(node)
     assert leaves.take(0.0) is first and leaves.nodes == [third, second]
-    assert leaves.take(0.99) is second and leaves.nodes == [third] and leaves.places == {third: 0}
-    assert leaves.take(0.5) is third and not leaves.nodes and not leaves.places
+    assert leaves.take(0.99) is second and leaves.nodes == [third] and leaves.members == {third}
+    assert leaves.take(0.5) is third and not leaves.nodes and not leaves.members

@@ -97,10 +97,10 @@ def test_answers_are_of_a_type_of_their_own_and_go_first_until_they_are_sent_aga
     first = make_request(cache.words.pages("ab"), index=0, session=0, kind="chat")
     policy.on_request(first, 0.0)
     node = cache.tree.add(cache.tree.root, ((90, 2),), 2, 0.0)
-    assert policy._mark(node, first, True) == PROMPT and node.notes[0][0] == "sessions/chat"
+    assert policy._mark(node, first, "sessions/chat") == PROMPT and node.notes[0][0] == "sessions/chat"
     answer = cache.tree.add(node, ((92, 1),), 1, 0.0)
-    assert policy._mark(answer, first, True) == ANSWER and answer.notes[0] == (FIRST, ANSWER, 0)
-    assert policy._mark(answer, first, True) == ANSWER and answer.notes[0] == ("sessions/chat", ANSWER, 0)
+    assert policy._mark(answer, first, "sessions/chat") == ANSWER and answer.notes[0] == (FIRST, ANSWER, 0)
+    assert policy._mark(answer, first, "sessions/chat") == ANSWER and answer.notes[0] == ("sessions/chat", ANSWER, 0)
 
 
 def test_the_first_queue_leaves_before_all_others() -> None:
@@ -156,7 +156,7 @@ def test_the_victim_is_the_lowest_of_all_leaves_and_pages_are_counted(seed: int)
 
 def test_old_entries_are_forgotten() -> None:
     cache = filled(*[("abc"[number % 3], number % 3, "chat") for number in range(2000)], gpu=3)
-    assert sum(len(group.heap) for group in cache.gpu.eviction._groups.values()) <= 65
+    assert sum(len(group.leaves) for group in cache.gpu.eviction._groups.values()) <= 65
 
 
 def test_a_trace_without_sessions_is_refused() -> None:

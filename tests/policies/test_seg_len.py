@@ -51,10 +51,9 @@ def test_the_score() -> None:
     states = [policy.state_of(node) for node in nodes]
     first, middle, last = (state.last_used_in(0) for state in states)
     assert offered(policy, 1e3)[0] is nodes[1]
-    policy._candidates()
     halfway = (middle - first) / (last - first)
     expected = [0.85, 0.85 / 3 + 0.15 * halfway, 0.85 * 2 / 3 + 0.15]
-    assert [policy.score(node, 1e3) for node in nodes] == pytest.approx(expected)
+    assert policy.scores(nodes, 1e3) == pytest.approx(expected)
 
 
 def test_without_states_it_is_lru() -> None:
