@@ -238,8 +238,7 @@ class BlockPool:
             node = victim(offered, tree, gpu)
             gpu.eviction.cut_offered(node)
             if node.pages > missing:
-                if gpu.may_shorten and node.runs[0][0] not in self._copies:
-                    residency.trim(node, gpu, missing)
+                if self._shorten(node, missing):
                     return True
                 self._cut(node, node.pages - missing)
             missing -= node.pages
@@ -247,6 +246,13 @@ class BlockPool:
             if not missing:
                 return True
         check_enough(gpu, missing)
+        return True
+
+    def _shorten(self, node: Node, pages: int) -> bool:
+        """Evict the last ``pages`` pages of a victim; False, with nothing changed, if it has to be cut for that."""
+        if not self.gpu.may_shorten or node.runs[0][0] in self._copies:
+            return False
+        self.residency.trim(node, self.gpu, pages)
         return True
 
     def _remove(self, node: Node) -> None:
