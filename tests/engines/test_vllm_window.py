@@ -134,6 +134,17 @@ def test_a_request_keeps_some_blocks_of_what_was_given_back_together() -> None:
     assert cache.known("abcdef") == 4
 
 
+def test_runs_that_were_cut_and_are_held_alike_again_are_one() -> None:
+    cache = Small(80, groups=2)
+    cache.serve("abcd")
+    for tokens in (1, 2):
+        lease = cache.start("abcd", tokens=tokens, output=6)
+        assert lease is not None and [run.segment.pages for run in lease.windows.runs if run.segment.depth < 4] == [1], "c left"
+        cache.finish(lease)
+    lease = cache.start("abcd")
+    assert lease is not None and [(run.segment.depth, run.segment.pages) for run in lease.windows.runs] == [(2, 2)]
+
+
 def test_every_page_is_a_place_to_begin_without_retention() -> None:
     dense = Small(60, retention=None)
     assert dense.serve("abcdef", "abcx") == 3

@@ -150,6 +150,8 @@ class WindowBlockPool(BlockPool):
                 del self._given_back[idle.node]
         run.users[windows] = None
         windows.runs.append(run)
+        if len(windows.runs) > 1:
+            self.index.join(windows.runs[-2], run)
 
     def take(self, lease: BlockLease, pages: int) -> bool:
         own = cast(WindowLease, lease)

@@ -196,6 +196,20 @@ class WindowIndex:
             run.divide(part)
         return upper
 
+    def join(self, lower: BlockRun, upper: BlockRun) -> bool:
+        """Undo a cut if nothing distinguishes two runs, which requests hold: ``lower`` becomes both. Returns whether it does."""
+        first, second = lower.segment, upper.segment
+        if first.along is not second.along or first.start + first.pages != second.start or lower.groups != upper.groups:
+            return False
+        if len(first.runs) > 1 or len(second.runs) > 1 or lower.users != upper.users:
+            return False
+        lower.slots = self._pool.join(lower.slots, upper.slots)
+        for user in upper.users:
+            user.runs.remove(upper)
+        self._take_out(second)
+        first.pages += second.pages
+        return True
+
     def cut_groups(self, run: BlockRun, groups: int) -> None:
         """Cut a run so that it keeps only some of its groups."""
         others = run.groups & ~groups
@@ -207,10 +221,13 @@ class WindowIndex:
 
     def remove(self, run: BlockRun) -> None:
         """Remove a run."""
-        segment, along = run.segment, run.segment.along
-        segment.runs.remove(run)
-        if not segment.runs:
-            at = bisect_left(along.starts, segment.start)
-            del along.starts[at], along.segments[at]
-            if not along.starts:
-                del self._extents[along.start]
+        run.segment.runs.remove(run)
+        if not run.segment.runs:
+            self._take_out(run.segment)
+
+    def _take_out(self, segment: Segment) -> None:
+        along = segment.along
+        at = bisect_left(along.starts, segment.start)
+        del along.starts[at], along.segments[at]
+        if not along.starts:
+            del self._extents[along.start]
