@@ -78,6 +78,13 @@ class BlockPool:
             path.append(self._cut(part, agreed))
         return path, rest
 
+    def first_pages(self, path: list[Node], pages: int) -> list[Node]:
+        """Return the nodes of the first ``pages`` pages of a path, cutting one if need be."""
+        first = [node for node in path if node.depth < pages]
+        if first and first[-1].depth + first[-1].pages > pages:
+            first[-1] = self._cut(first[-1], pages - first[-1].depth)
+        return first
+
     # --- requests --------------------------------------------------------------------------------------------------------
 
     def has_room(self, path: list[Node], pages: int) -> bool:

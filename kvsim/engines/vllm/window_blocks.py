@@ -83,17 +83,10 @@ class WindowBlockPool(BlockPool):
         known = path[-1].depth + path[-1].pages if path else 0
         hit, lease.found = self.index.deepest(extents, known, self.windows.run_pages)
         if hit < known:
-            path = self._first_pages(path, hit)
+            path = self.first_pages(path, hit)
             rest = split_extents(extents, hit)[1] if hit else extents
         lease.set_match(path, hit, rest)
         lease.junction = known if hit < known else 0
-
-    def _first_pages(self, path: list[Node], pages: int) -> list[Node]:
-        """Return the nodes of the first ``pages`` pages of a path, cutting one if need be."""
-        first = [node for node in path if node.depth < pages]
-        if first and first[-1].depth + first[-1].pages > pages:
-            first[-1] = self._cut(first[-1], pages - first[-1].depth)
-        return first
 
     def held_extents(self) -> list[Extent]:
         """Return the pages of which a group with a window has a block with a name."""
