@@ -81,9 +81,10 @@ class Small:
 
     def windows(self, word: str) -> list[int]:
         """The numbers of the word's pages, from 1, that all groups with a window have."""
-        pages = self.words.pages(word)
-        found = self.cache.pool.states.deepest_first(extents_of(pages), len(pages))
-        return sorted(depth for depth, blocks in found if all(blocks))
+        pool, pages = self.cache.pool, self.words.pages(word)
+        whole = [segment for segment in pool.index.segments() if segment.has_all((1 << pool.groups) - 1)]
+        known = {page for segment in whole for page in range(segment.start, segment.start + segment.pages)}
+        return [number for number, page in enumerate(pages, 1) if page in known]
 
     def known(self, word: str) -> int:
         """The pages of the word that full attention alone could reuse."""

@@ -41,6 +41,16 @@ def test_a_window_includes_the_token_itself() -> None:
     assert WindowGroups(1, 8, 4, in_flight_tokens=16).most_pages == 6 + 1
 
 
+def test_names_are_given_to_the_pages_before_places_where_a_prompt_can_begin() -> None:
+    windows = WindowGroups(1, 8, 4)
+    assert windows.named(0, 20, (10, 4)) == [(2, 4), (8, 10)]
+    assert windows.named(3, 20, (10, 9)) == [(7, 10)], "one range, since they meet"
+    assert windows.named(3, 9, (10, 0, 1)) == [(8, 9)]
+    assert WindowGroups(1, 8, 4, retention_tokens=16).named(3, 15, (6,)) == [(3, 8), (10, 12), (14, 15)]
+    assert WindowGroups(1, 8, 4, retention_tokens=None).named(3, 15, (6,)) == [(3, 15)]
+    assert WindowGroups(1, 1, 4).named(0, 20, (10,)) == [], "the token itself needs no page before it"
+
+
 def test_a_prompt_begins_again_where_it_ended() -> None:
     cache = Small(40)
     assert cache.serve("abcde", "abcde") == 5
@@ -98,6 +108,43 @@ def test_blocks_of_windows_are_given_back_group_by_group_before_those_of_full_at
     assert left(full_first=True) == (1, [1, 2])
 
 
+def test_pages_that_an_answer_leaves_behind_leave_page_by_page_and_those_of_a_prompt_group_by_group() -> None:
+    def left(evicted: int) -> list[int]:
+        """Pages of both groups once so many blocks have left: a to c are behind when the answer begins; then d, then e."""
+        cache = Small(60, groups=2, retention=None)
+        assert cache.start("abcde", output=20) is not None
+        cache.cache.pool.make_room(cache.free + evicted)
+        cache.cache.pool.check(cache.running)
+        return cache.windows("abcde")
+
+    assert left(0) == [1, 2, 3, 4, 5]
+    assert left(1) == [1, 2, 4, 5], "the first group's block of c"
+    assert left(6) == [4, 5]
+    assert left(7) == left(8) == [5], "d before e"
+
+
+def test_a_request_keeps_some_blocks_of_what_was_given_back_together() -> None:
+    cache = Small(60, groups=2, retention=None)
+    cache.serve("abcdef")
+    lease = cache.start("abcd")
+    assert lease is not None and [(run.segment.depth, run.segment.pages) for run in lease.windows.runs] == [(2, 2)]
+    cache.cache.pool.make_room(cache.free + 2 * 4 + 2)
+    cache.cache.pool.check(cache.running)
+    assert cache.windows("abcdef") == [3, 4], "a, b, e and f have left"
+    assert cache.known("abcdef") == 4
+
+
+def test_runs_that_were_cut_and_are_held_alike_again_are_one() -> None:
+    cache = Small(80, groups=2)
+    cache.serve("abcd")
+    for tokens in (1, 2):
+        lease = cache.start("abcd", tokens=tokens, output=6)
+        assert lease is not None and [run.segment.pages for run in lease.windows.runs if run.segment.depth < 4] == [1], "c left"
+        cache.finish(lease)
+    lease = cache.start("abcd")
+    assert lease is not None and [(run.segment.depth, run.segment.pages) for run in lease.windows.runs] == [(2, 2)]
+
+
 def test_every_page_is_a_place_to_begin_without_retention() -> None:
     dense = Small(60, retention=None)
     assert dense.serve("abcdef", "abcx") == 3
@@ -153,7 +200,7 @@ def test_random_traces_hit_what_the_slow_model_hits(seed: int) -> None:
     for _ in range(4):
         about = {
             "groups": random.choice((1, 1, 2, 3)),
-            "window": random.choice((2, 5, 7, 8, 9, 12, 16, 30)),
+            "window": random.choice((1, 2, 5, 7, 8, 9, 12, 16, 30)),
             "chunk": random.choice((0, 3, 4, 8, 10, 16)),
             "retention": random.choice((None, 0, 0, 8, 12, 16, 24)),
             "full_first": random.choice((False, True)),

@@ -78,6 +78,13 @@ class BlockPool:
             path.append(self._cut(part, agreed))
         return path, rest
 
+    def first_pages(self, path: list[Node], pages: int) -> list[Node]:
+        """Return the nodes of the first ``pages`` pages of a path, cutting one if need be."""
+        first = [node for node in path if node.depth < pages]
+        if first and first[-1].depth + first[-1].pages > pages:
+            first[-1] = self._cut(first[-1], pages - first[-1].depth)
+        return first
+
     # --- requests --------------------------------------------------------------------------------------------------------
 
     def has_room(self, path: list[Node], pages: int) -> bool:
@@ -238,8 +245,7 @@ class BlockPool:
             node = victim(offered, tree, gpu)
             gpu.eviction.cut_offered(node)
             if node.pages > missing:
-                if gpu.may_shorten and node.runs[0][0] not in self._copies:
-                    residency.trim(node, gpu, missing)
+                if self._shorten(node, missing):
                     return True
                 self._cut(node, node.pages - missing)
             missing -= node.pages
@@ -247,6 +253,13 @@ class BlockPool:
             if not missing:
                 return True
         check_enough(gpu, missing)
+        return True
+
+    def _shorten(self, node: Node, pages: int) -> bool:
+        """Evict the last ``pages`` pages of a victim; False, with nothing changed, if it has to be cut for that."""
+        if not self.gpu.may_shorten or node.runs[0][0] in self._copies:
+            return False
+        self.residency.trim(node, self.gpu, pages)
         return True
 
     def _remove(self, node: Node) -> None:

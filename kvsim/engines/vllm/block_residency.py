@@ -4,7 +4,8 @@ from typing import Any
 
 from kvsim.core.residency import Residency
 from kvsim.core.tier import Tier
-from kvsim.core.tree import ABSENT, Node
+from kvsim.core.tree import ABSENT, READY, Node
+from kvsim.pages.extents import Extent
 
 
 class BlockResidency(Residency):
@@ -35,3 +36,53 @@ class BlockResidency(Residency):
         tier.evictable_pages -= node.pages
         tier.evicted_pages += node.pages
         self._notify_removed(node, tier)
+
+    # --- blocks without nodes: those of groups with a window ---------------------------------------------------------------
+
+    def add_blocks(self, tier: Tier, blocks: int, extent: Extent) -> None:
+        """Count blocks that can be found from now on, and are held; ``extent`` are their pages."""
+        self._tell_change(extent)
+        tier.inserted_pages += blocks
+
+    def add_idle(self, tier: Tier, blocks: int) -> Node:
+        """Let blocks leave that no request holds any more, later than all others. Returns the node that stands for them."""
+        node = Node((), blocks, 0, None, self.tree, self.tick(self.now))
+        node.is_state = True
+        node.state[tier.index] = READY
+        tier.evictable_pages += blocks
+        tier.eviction.on_evictable(node)
+        return node
+
+    def keep(self, node: Node, tier: Tier, blocks: int) -> None:
+        """Keep blocks from leaving with the node that stands for them."""
+        tier.evictable_pages -= blocks
+        self._shrink(node, tier, blocks)
+
+    def evict_blocks(self, node: Node, tier: Tier, blocks: int, slots: Any, extent: Extent) -> None:
+        """Evict some blocks that a node stands for, and free their slots."""
+        self._tell_change(extent)
+        tier.evictable_pages -= blocks
+        tier.evicted_pages += blocks
+        tier.pool.give(slots)
+        self.counts.dropped_pages += blocks
+        self._shrink(node, tier, blocks)
+
+    def doom_blocks(self, tier: Tier, blocks: int, slots: Any, node: Node | None) -> None:
+        """Give up blocks because the cache is emptied: those that a node stands for are free at once, others when they are not
+        held any more."""
+        tier.evicted_pages += blocks
+        if node is not None:
+            tier.evictable_pages -= blocks
+            tier.pool.give(slots)
+            self._shrink(node, tier, blocks)
+
+    def _tell_change(self, extent: Extent) -> None:
+        self.version += 1
+        if self.prompts is not None:
+            self.prompts.changed((extent,))
+
+    @staticmethod
+    def _shrink(node: Node, tier: Tier, blocks: int) -> None:
+        node.pages -= blocks
+        if not node.pages:
+            node.state[tier.index] = ABSENT

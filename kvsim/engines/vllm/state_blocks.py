@@ -24,13 +24,6 @@ class StateBlockPool(BlockPool):
         self._aside = Node((), 0, 0, None, self.tree, 0.0)
         """The parent of all blocks of states."""
 
-    def first_pages(self, path: list[Node], pages: int) -> list[Node]:
-        """Return the nodes of the first ``pages`` pages of a path, cutting one if need be."""
-        first = [node for node in path if node.depth < pages]
-        if first and first[-1].depth + first[-1].pages > pages:
-            first[-1] = self._cut(first[-1], pages - first[-1].depth)
-        return first
-
     def deepest_state(self, extents: tuple[Extent, ...], limit: int) -> tuple[int, list[Node]]:
         """Return (depth in pages, oldest block of each group) of a prompt's deepest state within its first ``limit`` pages."""
         for depth, blocks in self.states.deepest_first(extents, limit):

@@ -8,8 +8,9 @@ from kvsim.engines.vllm.window_blocks import WindowBlockPool, WindowLease
 from kvsim.engines.vllm.window_groups import WindowGroups
 from kvsim.pages.extents import Extent, join_extents, split_extents
 
-Moment = tuple[int, int]
-"""A step: tokens of a request that have been computed before it, and after it."""
+Stage = tuple[int, int]
+"""Tokens of a request that have been computed before, and after: a step that computes a chunk of its prompt, or steps of a token
+each that compute its answer."""
 
 
 class VLLMWindowCache(Server):
@@ -38,59 +39,79 @@ class VLLMWindowCache(Server):
         return self.pool.tree
 
     def held_extents(self) -> list[Extent]:
-        return super().held_extents() + [(page, 1) for page in self.pool.states.pages()]
+        return super().held_extents() + self.pool.held_extents()
 
     def serve(self, request: Request, pages: int, now: float) -> WindowLease | None:
         pool, size = self.pool, self.page_tokens
         answer = request.output_runs if self._cache_output else None
         lease = WindowLease(request, self._gpu, pool.residency.tree.root, join_extents(request.runs, answer or ()))
         pool.find(lease, request.lookup_pages(size))
-        moments = self._moments(request, lease.hit_pages, pages)
-        if not self._has_room(lease, moments):
+        stages = self._stages(request, lease.hit_pages, pages)
+        if not self._has_room(lease, stages):
             return None
         pool.hold_found(lease, now)
         lease.hits = lease.hit_pages, 0, 0
-        for start, end in moments:
+        for start, end in stages:
             pool.drop_behind(lease, start)
-            has_room = pool.take(lease, max(0, -(-end // size) - lease.held_pages))
-            assert has_room, "a step had no room for its blocks"
             if end <= request.prompt_tokens:
+                self._take(lease, -(-end // size))
                 self._name(lease, min(end // size, request.prompt_pages))
+            else:
+                self._grow(lease, end)
             pool.name_windows(lease, end // size)
         return lease
 
-    def _moments(self, request: Request, hit_pages: int, pages: int) -> list[Moment]:
-        """Return the steps of a request that change something; it takes ``pages`` pages in all, of full attention."""
-        size, prompt = self.page_tokens, request.prompt_tokens
-        start, moments = hit_pages * size, []
+    def _stages(self, request: Request, hit_pages: int, pages: int) -> list[Stage]:
+        """Return the stages of a request, which takes ``pages`` pages in all, of full attention.
+
+        An answer is one stage, or page by page if its pages get names of groups with a window.
+        """
+        size, prompt, stages = self.page_tokens, request.prompt_tokens, list[Stage]()
+        start = hit_pages * size
         while start < prompt:
             end = min(prompt, start + self._chunk_tokens) if self._chunk_tokens else prompt
-            moments.append((start, end))
+            stages.append((start, end))
             start = end
         last = min(prompt + max(request.output_tokens, 1) - 1, pages * size)
-        if last <= prompt:
-            return moments
-        steps = {prompt, *range(-(-prompt // size) * size, last, size)}
-        slide = (self._windows.window_tokens - 1) % size
-        steps.update(range(prompt + (slide - prompt) % size, last, size))
-        if self._cache_output and self._windows.names_answers:
-            steps.update(range(prompt + (-1 - prompt) % size, last, size))
-        return moments + [(tokens, tokens + 1) for tokens in sorted(steps)]
+        by_page = self._cache_output and self._windows.names_answers
+        while start < last:
+            end = min(last, start - start % size + size) if by_page else last
+            stages.append((start, end))
+            start = end
+        return stages
 
-    def _has_room(self, lease: WindowLease, moments: list[Moment]) -> bool:
-        """Whether each step finds its blocks, of which others may hold those that the request has found."""
-        gpu, size, windows, hit = self._gpu, self.page_tokens, self._windows, lease.hit_pages
-        idle, idle_by_page = self.pool.idle_blocks(lease)
-        room = gpu.pool.free + gpu.evictable_pages - idle
-        first = hit - len(lease.run)
+    def _has_room(self, lease: WindowLease, stages: list[Stage]) -> bool:
+        """Whether each step finds its blocks, of which others may hold those that the request has found.
+
+        With each page an answer holds more than before, so that the step that takes its last one decides.
+        """
+        pool, size, windows, hit = self.pool, self.page_tokens, self._windows, lease.hit_pages
+        room = self._gpu.pool.free + self._gpu.evictable_pages - pool.idle_pages(lease)
         held = hit
-        for start, end in moments:
-            held = max(held, -(-end // size))
-            behind = windows.pages_behind(start)
-            wanted = held - hit + windows.groups * (held - max(hit, behind)) + sum(idle_by_page[max(0, behind - first) :])
+        for start, end in stages:
+            if -(-end // size) <= held:
+                continue
+            held = -(-end // size)
+            step = start if end <= lease.request.prompt_tokens else (held - 1) * size
+            behind = windows.pages_behind(step)
+            wanted = held - hit + windows.groups * (held - max(hit, behind)) + pool.idle_blocks(lease, behind)
             if wanted > room:
                 return False
         return True
+
+    def _grow(self, lease: WindowLease, end: int) -> None:
+        """Let an answer grow to ``end`` tokens: the pages that leave the window before it takes its last page leave first."""
+        size = self.page_tokens
+        pages = -(-end // size)
+        if pages > lease.held_pages:
+            self.pool.slide(lease, (pages - 1) * size)
+            self._take(lease, pages)
+        self.pool.slide(lease, end - 1)
+
+    def _take(self, lease: WindowLease, pages: int) -> None:
+        """Take what a request lacks to ``pages`` pages."""
+        has_room = self.pool.take(lease, max(0, pages - lease.held_pages))
+        assert has_room, "a step had no room for its blocks"
 
     def _name(self, lease: WindowLease, pages: int) -> None:
         """Name the first ``pages`` pages of full attention."""

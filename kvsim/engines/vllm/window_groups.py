@@ -55,14 +55,24 @@ class WindowGroups:
         behind = tokens - self.window_tokens + 1
         return behind // self.page_tokens if behind > 0 else 0
 
-    def named(self, first: int, end: int, boundaries: Iterable[int]) -> list[int]:
-        """Return which of the pages from ``first`` up to ``end`` get names, ascending; ``boundaries`` are numbers of pages."""
+    def named(self, first: int, end: int, boundaries: Iterable[int]) -> list[tuple[int, int]]:
+        """Return which of the pages from ``first`` up to ``end`` get names, as ranges (first, end), ascending and apart.
+
+        ``boundaries`` are numbers of pages.
+        """
         if self.names_all:
-            return list(range(first, end))
+            return [(first, end)] if first < end else []
         run, every = self.run_pages, self.interval_pages
-        pages: set[int] = set()
-        for boundary in boundaries:
-            pages.update(range(max(first, boundary - run), min(end, boundary)))
+        places = list(boundaries)
         if every:
-            pages.update([page for page in range(first, end) if page % every >= every - run])
-        return sorted(pages)
+            places += range((first // every + 1) * every, end + run, every)
+        ranges: list[tuple[int, int]] = []
+        for place in sorted(places):
+            begin, stop = max(first, place - run), min(end, place)
+            if ranges and begin <= ranges[-1][1]:
+                begin = ranges[-1][1]
+                if begin < stop:
+                    ranges[-1] = ranges[-1][0], stop
+            elif begin < stop:
+                ranges.append((begin, stop))
+        return ranges

@@ -38,7 +38,7 @@ class WindowSteppedCache(SteppedCache):
         self._windows = windows
 
     def held_extents(self) -> list[Extent]:
-        return super().held_extents() + [(page, 1) for page in self.blocks.states.pages()]
+        return super().held_extents() + self.blocks.held_extents()
 
     def match(self, request: Request, gpu: Tier | None = None, why: int = FIRST, tokens: int = 0) -> Lease:
         lease = WindowLease(request, self.gpu, self.tree.root, self._path(request), why)
@@ -65,8 +65,8 @@ class WindowSteppedCache(SteppedCache):
     def _has_room(self, lease: WindowLease, pages: int) -> bool:
         """Whether there is room for a request of ``pages`` pages, and for its first chunk."""
         groups, hit = self._windows.groups, lease.hit_pages
-        idle, idle_by_page = self.blocks.idle_blocks(lease)
-        room = self.gpu.pool.free + self.gpu.evictable_pages - idle - sum(idle_by_page)
+        idle = self.blocks.idle_pages(lease) + self.blocks.idle_blocks(lease)
+        room = self.gpu.pool.free + self.gpu.evictable_pages - idle
         capped = pages if self._windows.most_pages is None else min(pages, self._windows.most_pages)
         chunk = min(pages, -(-(hit * self.page_tokens + self.step_tokens) // self.page_tokens)) - hit
         return pages - hit + groups * max(0, capped - hit) <= room and chunk * (1 + groups) <= room
