@@ -2,9 +2,10 @@
 
 Each part is a process of its own with a limit on its time, and writes its own table and picture. everything.md lists what was
 run, with the load on the machine before and after: under load, rates are lower and times are longer than on a machine that is
-quiet, most of all what is measured with a clock on the wall. Exits with 1 if a claim of any part fails.
+quiet, most of all what is measured with a clock on the wall. A part whose packages or traces are not there is not run, and the
+table says what it lacks. Exits with 1 if a claim of any part fails or a part is not run.
 
-    python experiments/speed/everything.py                      # hours, on a quiet machine
+    python experiments/speed/everything.py                      # an hour or two, on a quiet machine
     python experiments/speed/everything.py --quick              # small sizes, to see that all of it works
     python experiments/speed/everything.py --only engines workers
 """
@@ -17,6 +18,7 @@ import sys
 import time
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Timer
 
@@ -25,7 +27,10 @@ from results import machine, read_rows, write_rows
 from kvsim.installation import build_name
 
 HERE = Path(__file__).resolve().parent
-LIMIT_S = 4 * 3600.0
+SHARED = HERE.parents[2] / "shared"
+LIMIT_S = 3600.0
+NOT_RUN = 69
+"""Exit code of a part that lacks something (EX_UNAVAILABLE of sysexits.h)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,18 +41,45 @@ class Part:
     table: str
     whole: tuple[str, ...] = ()
     quick: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    """What it reads, below the folder ``shared`` beside the project."""
+
+    def lacks(self) -> list[str]:
+        """What is not there of what it needs."""
+        files = [str(Path("..") / "shared" / name) for name in self.files if not (SHARED / name).exists()]
+        return [*[name for name in self.packages if find_spec(name) is None], *files]
 
 
+TRACE, AGENTS = "traces/mooncake_conversation_trace.jsonl.gz", "traces/weka_claude_code_traces_rle.jsonl.gz"
+YARDSTICK = "tools/yardstick.py"
+SOME_ROUTERS = ("--routing", "round_robin", "least_loaded", "kv_aware")
 PARTS = {
-    "run": Part(program="run.py", table="results.md", quick=("--repeats", "1")),
+    "run": Part(program="run.py", table="results.md", quick=("--repeats", "1"), files=(TRACE, AGENTS, YARDSTICK)),
     "engines": Part(
         program="engines.py",
         table="engines.md",
-        whole=("--requests", "1000000"),
-        quick=("--requests", "20000", "--routing", "round_robin", "least_loaded", "kv_aware"),
+        whole=("--requests", "1000000", *SOME_ROUTERS),
+        quick=("--requests", "20000", *SOME_ROUTERS),
     ),
-    "workers": Part(program="workers.py", table="workers.md", quick=("--requests", "20000", "--traces", "questions")),
-    "billion": Part(program="billion.py", table="billion.md", quick=("--share", "0.01")),
+    "workers": Part(
+        program="workers.py", table="workers.md", quick=("--requests", "20000", "--traces", "questions"), files=(TRACE,)
+    ),
+    "billion": Part(
+        program="billion.py",
+        table="billion.md",
+        quick=("--share", "0.01"),
+        packages=("zstandard",),
+        files=(TRACE, YARDSTICK),
+    ),
+    "billion_simulated": Part(
+        program="billion.py",
+        table="billion.md",
+        whole=("--only", "simulate"),
+        quick=("--only", "simulate", "--share", "0.01"),
+        packages=("zstandard",),
+        files=(TRACE, YARDSTICK),
+    ),
     "policies": Part(program="../policy_speed/run.py", table="../policy_speed/results_one_tier.md", quick=("--only", "one_tier")),
 }
 
@@ -60,7 +92,7 @@ class Ran:
     build: str
     command: str
     exit_code: int
-    """Of the program: 1 if a claim fails; 124 if it took too long."""
+    """Of the program: 1 if a claim fails; 124 if it took too long; ``NOT_RUN``."""
     last_line: str
     elapsed_s: float
     cpu_s: float
@@ -80,7 +112,11 @@ def measure(name: str, options: Namespace) -> Ran:
         options.output.mkdir(parents=True, exist_ok=True)
         words += ["--output", str(options.output)]
     before, began_s, load_before = cpu_s(), time.perf_counter(), os.getloadavg()[0]
-    exit_code, last = play([sys.executable, str(HERE / part.program), *words], options.limit_s)
+    if lacks := part.lacks():
+        exit_code, last = NOT_RUN, f"lacks {', '.join(lacks)}"
+        print(f"{name}: not run: {last}", flush=True)
+    else:
+        exit_code, last = play([sys.executable, str(HERE / part.program), *words], options.limit_s)
     return Ran(
         part=name,
         build=build_name(),
@@ -127,7 +163,7 @@ def cpu_s() -> float:
 def table(rows: list[Ran]) -> list[str]:
     lines = ["# All figures of speed", "", *__doc__.strip().splitlines()[:-4]]
     lines += ["", "| part | build | table | claims | last line | CPU | elapsed | load before, after |", "|---" * 8 + "|"]
-    verdicts = {0: "hold", 1: "FAIL", 124: "took too long"}
+    verdicts = {0: "hold", 1: "FAIL", 124: "took too long", NOT_RUN: "not run"}
     for one in rows:
         name = PARTS[one.part].table
         verdict = verdicts.get(one.exit_code, f"exit code {one.exit_code}")
@@ -148,7 +184,7 @@ def read_options() -> Namespace:
     parser = ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", nargs="+", choices=PARTS, default=tuple(PARTS), help="parts to run (all)")
     parser.add_argument("--quick", action="store_true", help="small sizes: to see that all of it works")
-    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="seconds after which a part is ended (four hours)")
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="seconds after which a part is ended (an hour)")
     parser.add_argument("--peers-python", type=Path, help="interpreter that has the peers of run.py (this one)")
     parser.add_argument("--output", type=Path, help="folder of all tables and pictures (those of the programs)")
     return parser.parse_args()

@@ -85,7 +85,7 @@ class KnownEngine:
         self._held: HeldPages | None = None
         self._below: list[tuple[Tier, HeldPages]] | None = None
         self._report: Report | None = None
-        self._under_way: deque[tuple[float, Report]] = deque()
+        self._under_way: deque[tuple[float, Report]] | None = None
         """Reports that have not arrived, with their times of arrival."""
 
     @property
@@ -124,6 +124,8 @@ class KnownEngine:
         """Take the report of an engine's load that it sends now."""
         if self._staleness_s:
             self.receive(now)
+            if self._under_way is None:
+                self._under_way = deque()
             self._under_way.append((now + self._staleness_s, report))
         else:
             self._report = report

@@ -1,7 +1,5 @@
 """Slots that are reserved for requests and are still being freed."""
 
-from collections import deque
-
 from kvsim.core.lease import Lease
 from kvsim.core.serving import ServedCache
 from kvsim.engine.job import Job
@@ -14,7 +12,7 @@ class Claims:
     def __init__(self, cache: ServedCache, mover: Mover) -> None:
         self.cache = cache
         self.mover = mover
-        self._waiting: deque[tuple[Job, Lease]] = deque()
+        self._waiting: list[tuple[Job, Lease]] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -31,7 +29,7 @@ class Claims:
         while self._waiting:
             job, lease = self._waiting[0]
             if lease is not job.lease and lease is not job.decode_lease:
-                self._waiting.popleft()
+                del self._waiting[0]
                 continue
             if self.cache.is_waiting(lease):
                 return None
@@ -39,7 +37,7 @@ class Claims:
             if claim.waits:
                 self.mover.submit(claim.waits)
                 return None
-            self._waiting.popleft()
+            del self._waiting[0]
             return job, lease, claim.is_lost
         return None
 

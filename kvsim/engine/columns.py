@@ -39,6 +39,9 @@ class Column:
     unit: str = ""
     missing: Any = nan
     """What is recorded where nothing is known; its cell is empty, unless ``has_gaps`` is False."""
+    code: str = ""
+    """The type of the array in which the values are recorded, of one per request (as for ``array.array``); by default, floats and
+    whole numbers take eight bytes."""
     has_gaps: bool = True
     """Whether the missing value is written as an empty cell."""
     meaning: str
@@ -80,7 +83,11 @@ class Column:
         """Return what values are recorded in, one by one, by position, where nothing is known yet."""
         if self.is_by_tier:
             return TierRows(requests, self.missing)
-        return array("d" if isinstance(self.missing, float) else "q", [self.missing]) * requests
+        return array(self._code, [self.missing]) * requests
+
+    @property
+    def _code(self) -> str:
+        return self.code or ("d" if isinstance(self.missing, float) else "q")
 
     def array(self, values: Sequence[Any] | TierRows | np.ndarray | None, requests: int, tiers: int) -> np.ndarray:
         """Return recorded values as an array; without values, and for tiers that a row leaves out, what is missing.
@@ -90,12 +97,12 @@ class Column:
         width = tiers - self.is_below_gpu
         shape = (requests, width) if self.is_by_tier else (requests,)
         if values is None:
-            return np.full(shape, self.missing)
+            return np.full(shape, self.missing, dtype=self._code)
         if isinstance(values, TierRows):
             return values.array(width)
         if isinstance(values, array):
-            return np.asarray(values).astype(type(self.missing), copy=False)
-        return np.array(values, dtype=type(self.missing)).reshape(shape)
+            return np.asarray(values)
+        return np.array(values, dtype=self._code).reshape(shape)
 
 
 def recorded(requests: Sequence[Request], tiers: int, known: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -199,19 +206,19 @@ COLUMNS: list[Column] = [
         meaning="time in which its own reads from the tier were under way; 0 if there were none",
     ),
     Column(
-        name="retractions", kind=int, missing=-1, is_kept_if_rejected=True, is_logged=False,
+        name="retractions", kind=int, missing=-1, code="i", is_kept_if_rejected=True, is_logged=False,
         meaning="how often it was retracted; none in a replay",
     ),
     Column(
-        name="status", kind=str, missing=FINISHED, has_gaps=False, is_kept_if_rejected=True, compared=SAME,
+        name="status", kind=str, missing=FINISHED, code="b", has_gaps=False, is_kept_if_rejected=True, compared=SAME,
         meaning="`finished`, `rejected` or, refused by the [admission policy](admission.md), `shed`",
         of=lambda outcome: np.select([outcome.status == REJECTED, outcome.status == SHED], ["rejected", "shed"], "finished"),
     ),
     Column(
-        name="engine", kind=int, missing=-1, is_logged=False, meaning="number of the engine that computed its prompt",
+        name="engine", kind=int, missing=-1, code="i", is_logged=False, meaning="number of the engine that computed its prompt",
     ),
     Column(
-        name="decoder", kind=int, missing=-1, is_logged=False,
+        name="decoder", kind=int, missing=-1, code="i", is_logged=False,
         meaning="number of the engine that completed its answer; only where prefill and decode are apart",
         exists=lambda outcome: outcome.is_disaggregated,
     ),

@@ -1,6 +1,5 @@
 """kvsim's own schedule, and vLLM's: continuous batching with chunked prefill; prompts and answers share each step."""
 
-from collections import deque
 from math import isnan
 from typing import Any, cast
 
@@ -61,7 +60,7 @@ class ContinuousBatching(Schedule):
         self.adapters = AdapterSlots(parts.lora) if parts.lora.is_on else None
         """The places for adapters, if they cost anything."""
         self._wake = parts.wake
-        self._flight: deque[tuple[Decoding, list[tuple[Job, int]]]] = deque()
+        self._flight: list[tuple[Decoding, list[tuple[Job, int]]]] = []
         """Who decodes in each step under way, and its prefill chunks."""
         self._is_alone = sum([not tier.above for tier in self.cache.tiers]) == 1
 
@@ -262,7 +261,7 @@ class ContinuousBatching(Schedule):
         )
 
     def ended(self, step: Step, steps: int) -> None:
-        self.running.decoding, _ = self._flight.popleft()
+        self.running.decoding, _ = self._flight.pop(0)
         self.running.decoding.is_flying = False
         self.running.advance(steps)
         while (ended := self.running.decoding.remove_ended()) is not None:

@@ -1,11 +1,15 @@
 """The requests that decode on one engine, counted in steps: when each ends, and when it needs its next pages."""
 
-from heapq import heappop, heappush
-from typing import cast
+import heapq
+from typing import Final, cast
 
 from kvsim.core.lease import Lease
 from kvsim.core.pool import UNLIMITED
 from kvsim.engine.job import DECODING, Job
+
+_pop: Final = heapq.heappop
+_push: Final = heapq.heappush
+"""Names of this module's own: compiled, they are found at once, where imported ones are looked up each time."""
 
 
 class Decoding:
@@ -54,7 +58,7 @@ class Decoding:
         self.jobs[job] = None
         self._context_offset += tokens - self.step
         self._order += 1
-        heappush(self._ends, (job.last_step, self._order, job))
+        _push(self._ends, (job.last_step, self._order, job))
         self.need_page(job)
         if self.slides_at >= 0:
             self._note_slide(job, self.step + 1 + (self.slides_at - tokens) % page_tokens)
@@ -62,7 +66,7 @@ class Decoding:
     def _note_slide(self, job: Job, step: int) -> None:
         self._next_slides[job] = step
         self._order += 1
-        heappush(self._slides, (step, self._order, job))
+        _push(self._slides, (step, self._order, job))
 
     def slides_due(self, steps: int) -> list[tuple[Lease, int]]:
         """Remove and return which requests leave pages behind by the end of ``steps`` more steps, with their tokens before the
@@ -70,7 +74,7 @@ class Decoding:
         due: list[tuple[Lease, int]] = []
         slides, last, page_tokens = self._slides, self.step + steps, self.page_tokens
         while slides and slides[0][0] <= last:
-            step, _, job = heappop(slides)
+            step, _, job = _pop(slides)
             if self._next_slides.get(job) == step:
                 step += (last - step) // page_tokens * page_tokens
                 due.append((cast(Lease, job.lease), job.target_tokens - 1 + step - job.joined_step - 1))
@@ -97,7 +101,7 @@ class Decoding:
     def remove_ended(self) -> Job | None:
         """Take out and return a request whose answer is complete; None if there is none."""
         while self._ends and self._ends[0][0] <= self.step:
-            _, _, job = heappop(self._ends)
+            _, _, job = _pop(self._ends)
             if job in self.jobs and job.last_step <= self.step:
                 self.remove(job)
                 return job
@@ -117,7 +121,7 @@ class Decoding:
         due, needs, last = [], self._page_needs, self.step + steps
         decoding, page_tokens = self.jobs, self.page_tokens
         while needs and needs[0][0] <= last:
-            step, order, job = heappop(needs)
+            step, order, job = _pop(needs)
             if job.page_need == order and job in decoding:
                 until = job.last_step
                 if last < until:
@@ -143,7 +147,7 @@ class Decoding:
         """Note when a request needs its next page."""
         self._order += 1
         job.page_need = self._order
-        heappush(self._page_needs, (job.next_page_step, self._order, job))
+        _push(self._page_needs, (job.next_page_step, self._order, job))
 
     def clear(self) -> None:
         """Forget the needs of the requests, which have all been taken out."""

@@ -1,6 +1,5 @@
 """The serving engine: continuous batching over the cache core, independent of what makes time pass."""
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -152,7 +151,7 @@ class Engine(Carried):
         self.exchange_s = self.stages_s = 0.0
         """Sums of what steps that have ended had of these (``Work``)."""
         self._busy_until_s = 0.0
-        self._flight: deque[tuple[Step, Event, float]] = deque()
+        self._flight: list[tuple[Step, Event, float]] = []
         """The steps under way, with the events of their ends and the times at which they began."""
         self.outages: list[list[float]] = []
         """[start, end] in seconds of each time that it was down; the end is infinite until it is back."""
@@ -284,7 +283,7 @@ class Engine(Carried):
                 self.pending_requests = len(self.waiting.queue)
             if schedule.looks_ahead and flight:
                 done = yield flight[0][1]
-                self._end(flight.popleft(), done)
+                self._end(flight.pop(0), done)
                 if step is None or self.frontend.is_done:
                     continue
             if step is not None:
@@ -293,14 +292,14 @@ class Engine(Carried):
                     continue
             if flight:
                 done = yield flight[0][1]
-                self._end(flight.popleft(), done)
+                self._end(flight.pop(0), done)
             elif not self.frontend.is_done:
                 if self.reports:
                     self.frontend.stepped(self.number)
                 yield self._wakeup
         while flight and not schedule.looks_ahead:  # of requests that were aborted
             done = yield flight[0][1]
-            self._end(flight.popleft(), done)
+            self._end(flight.pop(0), done)
 
     def _begin(self, step: Step) -> tuple[Step, Event, float]:
         """Begin a step. Returns it, the event of its end, and the time."""

@@ -60,7 +60,8 @@ class Mover:
         """Owners of the engines that may await transfers."""
         self.watches: list[Watch] = []
         self.lost_to_disagreement = Disagreement()
-        self._lines: list[deque[Transfer]] = [deque() for _ in cache.tiers]
+        self._lines: list[deque[Transfer] | None] = [None] * len(cache.tiers)
+        """The transfers that wait in line for each target; None before the first one."""
         self._expected: dict[Transfer, list[tuple[int, Callable[[Event], None]]]] = {}
         """The pages that those who wait for a transfer expect of it, and what is called if it brings fewer."""
         self._last_copy_s: dict[int, float] = {}
@@ -71,8 +72,15 @@ class Mover:
         for transfer in transfers:
             if not transfer.submitted:
                 transfer.submitted = True
-                self._lines[transfer.target.index].append(transfer)
+                self._join(transfer)
                 self._move_up(transfer.target.index, transfer)
+
+    def _join(self, transfer: Transfer) -> None:
+        """Put a transfer at the end of its line."""
+        line = self._lines[transfer.target.index]
+        if line is None:
+            line = self._lines[transfer.target.index] = deque()
+        line.append(transfer)
 
     def end_of(self, transfer: Transfer) -> Event:
         """Return the event for the end of a transfer that is not done yet."""
@@ -95,8 +103,9 @@ class Mover:
         if not isnan(transfer.begun_s):
             self.substrate.cancel(transfer)
             return
-        if transfer in self._lines[target]:
-            self._lines[target].remove(transfer)
+        line = self._lines[target]
+        if line and transfer in line:
+            line.remove(transfer)
         self._land(transfer, 0)
         self._move_up(target)
 
@@ -125,7 +134,7 @@ class Mover:
         """Put a transfer back in line, since what it reads has arrived, unless it has been cancelled."""
         if transfer.done:
             return
-        self._lines[transfer.target.index].append(transfer)
+        self._join(transfer)
         self._move_up(transfer.target.index)
         self._tell(transfer)
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import lcm
 
+from kvsim.model.prefill import PrefillFlops, attention_pairs
 from kvsim.numbers import Real, Whole, check_settings
 
 GROUPED = ("kv_heads", "head_dim")
@@ -240,12 +241,18 @@ class ModelSpec(ModelSource):
         return 2.0 * self.attention_layers * self._expansion_parameters
 
     def prefill_flops(self, tokens: int, start: int) -> float:
-        """FLOPs to prefill ``tokens`` prompt tokens after ``start`` cached tokens, without the lm_head.
+        """FLOPs to prefill ``tokens`` prompt tokens after ``start`` cached tokens, without the lm_head."""
+        return self.prefills().of(float(tokens), float(start))
 
-        Attention is causal: the i-th new token attends to ``start + i`` keys, including its own.
-        """
-        pairs = self.attention_pairs(tokens, start)
-        return self.linear_flops_per_token * tokens + self.attention_flops_per_pair * pairs + self.prefix_flops_per_token * start
+    def prefills(self) -> PrefillFlops:
+        """Return what ``prefill_flops`` is computed with, for whoever asks often."""
+        return PrefillFlops(
+            self.linear_flops_per_token,
+            self.attention_flops_per_pair,
+            self.prefix_flops_per_token,
+            self.window_share,
+            float(self.sliding_window_tokens),
+        )
 
     # Windows
 
@@ -256,13 +263,7 @@ class ModelSpec(ModelSource):
 
     def attention_pairs(self, tokens: int, start: int) -> float:
         """Pairs of query and key when ``tokens`` tokens follow ``start`` cached ones, as a mean over the attention layers."""
-        pairs = tokens * start + tokens * (tokens + 1) / 2
-        if not self.sliding_window_layers:
-            return pairs
-        window = self.sliding_window_tokens
-        growing = min(tokens, max(0, window - start))
-        in_window = growing * start + growing * (growing + 1) / 2 + (tokens - growing) * window
-        return pairs + self.window_share * (in_window - pairs)
+        return attention_pairs(float(tokens), float(start), self.window_share, float(self.sliding_window_tokens))
 
     def read_tokens(self, context_tokens: float, queries: int = 1) -> float:
         """Cached tokens that attention reads, as a mean over the attention layers, for queries with that context in all.

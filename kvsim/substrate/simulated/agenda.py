@@ -1,13 +1,17 @@
 """What is to happen in a simulation, in order, and the loop that lets it happen."""
 
+import heapq
 from collections.abc import Callable
-from heapq import heappop, heappush
 from typing import Any, Final
 
-from simpy.events import PENDING
+from simpy import events
 
 from kvsim.engine.waiter import Waiter
 
+_pop: Final = heapq.heappop
+_push: Final = heapq.heappush
+_PENDING: Final = events.PENDING
+"""Names of this module's own: compiled, they are found at once, where imported ones are looked up each time."""
 NORMAL: Final = 1
 """SimPy's priority of what happens at the same time as other things, in the order in which it was entered."""
 
@@ -32,7 +36,7 @@ class Happening(Moment):
         self.callbacks: list[Callable[[Any], object]] | None = []
         """What is called when it happens; None once it has."""
         self._ok = True
-        self._value: Any = PENDING
+        self._value: Any = _PENDING
 
     @property
     def env(self) -> Any:
@@ -41,7 +45,7 @@ class Happening(Moment):
     @property
     def triggered(self) -> bool:
         """Whether the time at which it happens is known."""
-        return self._value is not PENDING
+        return self._value is not _PENDING
 
     @property
     def processed(self) -> bool:
@@ -55,7 +59,7 @@ class Happening(Moment):
     @property
     def value(self) -> Any:
         """What whoever waits for it is told. Raises AttributeError before that is known."""
-        if self._value is PENDING:
+        if self._value is _PENDING:
             raise AttributeError(f"Value of {self} is not yet available")
         return self._value
 
@@ -71,7 +75,7 @@ class Happening(Moment):
 
     def succeed_after(self, delay_s: float, value: object) -> None:
         """Let it happen after some seconds. Raises RuntimeError the second time."""
-        if self._value is not PENDING:
+        if self._value is not _PENDING:
             raise RuntimeError(f"{self} has already been triggered")
         self._value = value
         self.agenda.schedule(self, NORMAL, delay_s)
@@ -113,18 +117,18 @@ class Agenda:
         event = Happening(self)
         event._value = value
         self._entries += 1
-        heappush(self.queue, (self.now + delay, NORMAL, self._entries, event))
+        _push(self.queue, (self.now + delay, NORMAL, self._entries, event))
         return event
 
     def after(self, delay_s: float, moment: Moment) -> None:
         """Enter something that happens after some seconds."""
         self._entries += 1
-        heappush(self.queue, (self.now + delay_s, NORMAL, self._entries, moment))
+        _push(self.queue, (self.now + delay_s, NORMAL, self._entries, moment))
 
     def schedule(self, event: Any, priority: int = NORMAL, delay: float = 0.0) -> None:
         """Enter an event that happens after some seconds."""
         self._entries += 1
-        heappush(self.queue, (self.now + delay, priority, self._entries, event))
+        _push(self.queue, (self.now + delay, priority, self._entries, event))
 
     def succeed_last(self, event: Happening, value: object) -> None:
         """Let an event that has not been triggered happen now, after all that happens now already; last in a ``Moment``."""
@@ -137,7 +141,7 @@ class Agenda:
 
     def step(self) -> None:
         """Let the first entry happen; there must be one."""
-        now, _, _, event = heappop(self.queue)
+        now, _, _, event = _pop(self.queue)
         if now != self.now:
             self.now = now
             self.clock.now = now

@@ -87,6 +87,7 @@ class Roofline(Steps):
         self._has_windows = model.sliding_window_layers > 0
         self._state_bytes = 2 * model.state_bytes
         self._linear_flops = model.linear_flops_per_token
+        self._prefills = model.prefills()
         self._sampling_flops = model.sampling_flops_per_token
         self._prefill_overhead_s = hardware.prefill_overhead_s
         self._extra_s = [hardware.leap_extra_s(has_copies=has_copies) for has_copies in (False, True)]
@@ -100,7 +101,7 @@ class Roofline(Steps):
         for count, start in work.chunks:
             tokens += count
             prefix += start
-            flops += model.prefill_flops(count, start)
+            flops += self._prefills.of(count, start)
         context = float(work.decode_context_tokens)
         read = prefix + context
         if self._has_windows:

@@ -68,7 +68,8 @@ class Channel:
         self.use = LinkUse()
         self.totals: list[tuple[Total, int]] = []
         """What it shares with other channels, and its place among those of each."""
-        self._queue: deque[Flow] = deque()
+        self._queue: deque[Flow] | None = None
+        """Those that wait for the others to leave; None before the first one."""
         self._active: list[tuple[float, int, Flow]] = []
         self._served = 0.0
         """Bytes that a flow active since the beginning would have been served so far."""
@@ -93,6 +94,8 @@ class Channel:
         """
         flow = Flow(n_bytes, Happening(self.agenda), unit_bytes, split, request)
         if self._active and not self.is_shared:
+            if self._queue is None:
+                self._queue = deque()
             self._queue.append(flow)
             self._queued_bytes += n_bytes
         else:
@@ -105,7 +108,7 @@ class Channel:
         if flow.event.processed or flow.is_cancelled:
             return
         flow.is_cancelled = True
-        if flow in self._queue:
+        if self._queue and flow in self._queue:
             self._queue.remove(flow)
             self._queued_bytes -= flow.bytes
             _end(flow, 0.0)

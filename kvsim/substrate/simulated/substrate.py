@@ -23,7 +23,7 @@ from kvsim.substrate.simulated.communication import Communication
 from kvsim.substrate.simulated.compute import counts_repeated
 from kvsim.substrate.simulated.ends import Followed, Leap
 from kvsim.substrate.simulated.engine_steps import engine_steps
-from kvsim.substrate.simulated.links import Flow
+from kvsim.substrate.simulated.links import Channel, Flow
 from kvsim.substrate.simulated.noisy_steps import steps_of_run
 from kvsim.substrate.simulated.pipeline import Line, StageTimes
 from kvsim.substrate.simulated.ranks import Ranks
@@ -78,8 +78,6 @@ class SimulatedSubstrate:
         self._counts_repeated = counts_repeated(hardware)
         self.warm_steps = WarmSteps(self.steps, hardware, engines=layout.engines)
         self.wiring = Wiring(self.agenda, hardware, self.page_bytes, model.attention_layers, layout, links)
-        self.channels = self.wiring.engines[0]
-        """The channels of the first engine, by name."""
         self.ranks = Ranks(hardware, seed) if hardware.rank_jitter or hardware.rank_faults or hardware.noise else None
         """None: all ranks are alike, have no noise, and move the same pages at any time."""
         self.flows: dict[Transfer, Flow] = {}
@@ -93,6 +91,11 @@ class SimulatedSubstrate:
             times = StageTimes(model, hardware, engines=layout.engines)
             computed = self.sending.step if self.sending is not None else None
             self.lines = [Line(self.env, times, computed) for _ in range(layout.engines)]
+
+    @property
+    def channels(self) -> dict[str, Channel]:
+        """The channels of the first engine, by name."""
+        return self.wiring.of_engine(0)
 
     def request_s(self, prompt_tokens: int) -> float:
         return self.hardware.request_s(prompt_tokens)

@@ -31,15 +31,18 @@ class Wiring:
         self._is_shared = mode == "shared"
         self._read, self._write, disk_total = disk_rates(hardware, page_bytes)
         self._down, self._up, total = host_link(hardware, page_bytes / layers / hardware.stage_gpus)
-        self.disks = {disk: self._disk_channels(disk) for disk in sorted(set(layout.disks))}
-        self.engines = [self._engine_channels(engine, self.disks[disk], total) for engine, disk in enumerate(layout.disks)]
-        self.stores = {(DISK, disk): channels for disk, channels in self.disks.items()}
+        self._total, self._disk_total = total, disk_total
+        self._host_bytes_per_s = hardware.host_memory_bytes_per_s or 0.0
+        self._disks, self._hosts = layout.disks, layout.hosts
+        self._disk_users, self._host_users = _users(layout.disks), _users(layout.hosts)
+        """The engines above each disk, and those of each host."""
+        self._engines: list[dict[str, Channel] | None] = [None] * layout.engines
+        """The channels of each engine, by name; None until one of them, or of those that it shares a limit with, is asked for."""
+        self.stores: dict[tuple[int, int], dict[str, Channel]] = {}
+        """Channels between tiers below the GPUs, by the level and owner of the lower one; a disk's come with its engines'."""
         if hardware.remote is not None:
             rate = hardware.remote.page_bytes_per_s(page_bytes), hardware.remote.latency_s
             self.stores[LEVELS.index("remote"), 0] = self._remote_channels(rate)
-        """Channels between tiers below the GPUs, by the level and owner of the lower one."""
-        self._limit_disks(layout, disk_total)
-        self._limit_hosts(layout, hardware.host_memory_bytes_per_s)
         self.pairs = self._pairs(layout, (hardware.interconnect_bytes_per_s * hardware.gpus, hardware.interconnect_latency_s))
 
     def channel(self, transfer: Transfer) -> Channel:
@@ -52,11 +55,41 @@ class Wiring:
 
     def _between(self, name: str, source: Tier, target: Tier) -> Channel:
         if source.level == GPU:
-            return self.engines[source.owner][name]
+            return self.of_engine(source.owner)[name]
         if target.level == GPU:
-            return self.engines[target.owner][name]
+            return self.of_engine(target.owner)[name]
         lower = source if source.level >= target.level else target
-        return self.stores[lower.level, lower.owner][name]
+        return self.of_store(lower.level, lower.owner)[name]
+
+    def of_engine(self, engine: int) -> dict[str, Channel]:
+        """Return the channels of an engine, by name."""
+        channels = self._engines[engine]
+        return self._connect(engine) if channels is None else channels
+
+    def of_store(self, level: int, owner: int) -> dict[str, Channel]:
+        """Return the channels between tiers below the GPUs, by the level and owner of the lower one."""
+        channels = self.stores.get((level, owner))
+        if channels is None:
+            self._connect(self._disk_users[owner][0])
+            channels = self.stores[level, owner]
+        return channels
+
+    def _connect(self, engine: int) -> dict[str, Channel]:
+        """Create the channels of an engine and of all that share a disk, or the limit of a host, with it. Returns its own."""
+        engines = self._disk_users[self._disks[engine]]
+        if self._host_bytes_per_s:
+            engines = sorted({user for one in engines for user in self._host_users[self._hosts[one]]})
+        for disk in sorted({self._disks[one] for one in engines}):
+            self.stores[DISK, disk] = self._disk_channels(disk)
+        made = {one: self._engine_channels(one, self.stores[DISK, self._disks[one]], self._total) for one in engines}
+        for disk in sorted({self._disks[one] for one in engines}):
+            self._limit_disk(self.stores[DISK, disk], [made[user] for user in self._disk_users[disk]])
+        if self._host_bytes_per_s:
+            for host in sorted({self._hosts[one] for one in engines}):
+                self._limit_host([made[user] for user in self._host_users[host]])
+        for one, channels in made.items():
+            self._engines[one] = channels
+        return made[engine]
 
     def used(self) -> list[LinkUse]:
         """Return what the channels have carried so far, without those that have carried nothing."""
@@ -64,10 +97,13 @@ class Wiring:
 
     def lanes(self) -> list[tuple[str, int]]:
         """Return the name and owner of each channel, in the order of ``used``."""
+        for engine in range(len(self._engines)):
+            self.of_engine(engine)
         return [(channel.use.name, channel.use.owner) for channel in self._all()]
 
     def _all(self) -> list[Channel]:
-        channels = dict.fromkeys([channel for group in [*self.engines, *self.stores.values()] for channel in group.values()])
+        groups = [group for group in self._engines if group is not None]
+        channels = dict.fromkeys([channel for group in [*groups, *self.stores.values()] for channel in group.values()])
         channels.update(dict.fromkeys(self.pairs.values()))
         return list(channels)
 
@@ -102,30 +138,19 @@ class Wiring:
         Total(up, own["gpu-cpu"], own["gpu-disk"])
         return channels
 
-    def _limit_disks(self, layout: Layout, disk_total: float) -> None:
-        """Limit all channels of each disk together, if both directions share a rate, and each direction over several engines."""
-        above = self._engines_by(layout.disks)
-        for disk, own in self.disks.items():
-            users = above[disk]
-            reads = [own["disk-cpu"], *[channels["disk-gpu"] for channels in users]]
-            writes = [own["cpu-disk"], *[channels["gpu-disk"] for channels in users]]
-            if disk_total:
-                Total(disk_total, *reads, *writes)
-            if len(users) > 1:
-                Total(self._read[0], *reads)
-                Total(self._write[0], *writes)
+    def _limit_disk(self, own: dict[str, Channel], users: list[dict[str, Channel]]) -> None:
+        """Limit all channels of a disk together, if both directions share a rate, and each direction over several engines."""
+        reads = [own["disk-cpu"], *[channels["disk-gpu"] for channels in users]]
+        writes = [own["cpu-disk"], *[channels["gpu-disk"] for channels in users]]
+        if self._disk_total:
+            Total(self._disk_total, *reads, *writes)
+        if len(users) > 1:
+            Total(self._read[0], *reads)
+            Total(self._write[0], *writes)
 
-    def _limit_hosts(self, layout: Layout, bytes_per_s: float | None) -> None:
-        """Limit the host links of all engines of a host together, if the rate of its memory is given."""
-        for _, users in sorted(self._engines_by(layout.hosts).items()) if bytes_per_s else ():
-            Total(bytes_per_s or 0.0, *[channels[name] for channels in users for name in ("cpu-gpu", "gpu-cpu")])
-
-    def _engines_by(self, numbers: Sequence[int]) -> dict[int, list[dict[str, Channel]]]:
-        """Return the channels of the engines by the number that is given for each, of its disk or host."""
-        groups: dict[int, list[dict[str, Channel]]] = {}
-        for channels, number in zip(self.engines, numbers, strict=True):
-            groups.setdefault(number, []).append(channels)
-        return groups
+    def _limit_host(self, users: list[dict[str, Channel]]) -> None:
+        """Limit the host links of all engines of a host together."""
+        Total(self._host_bytes_per_s, *[channels[name] for channels in users for name in ("cpu-gpu", "gpu-cpu")])
 
     def _pairs(self, layout: Layout, rate: Rate) -> dict[tuple[int, int], Channel]:
         """Create the channels between prefill and decode engines; each engine sends and receives at the given rate in all."""
@@ -137,6 +162,14 @@ class Wiring:
         for receiver in range(layout.prefill_engines, layout.engines) if pairs else ():
             Total(rate[0], *[channel for pair, channel in pairs.items() if pair[1] == receiver])
         return pairs
+
+
+def _users(numbers: Sequence[int]) -> dict[int, list[int]]:
+    """Return the engines by the number that is given for each, of its disk or host."""
+    users: dict[int, list[int]] = {}
+    for engine, number in enumerate(numbers):
+        users.setdefault(number, []).append(engine)
+    return users
 
 
 def disk_rates(hardware: HardwareSpec, page_bytes: int) -> tuple[Rate, Rate, float]:
