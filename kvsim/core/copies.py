@@ -221,7 +221,7 @@ class Copies:
         """Count one child less for the parent, which may have become an evictable leaf of the tier."""
         parent, index = node.parent, tier.index
         assert parent is not None
-        children_in = parent.children_in
+        children_in = parent.own_children_in()  # below 0 where an engine's blocks leave before their children
         left = children_in[index] = children_in[index] - 1
         if not left and parent.state[index] == READY and not parent.pins[index]:
             tier.eviction.on_evictable(parent)

@@ -258,7 +258,7 @@ class Residency(Copies):
         parent, index = node.parent, tier.index
         assert parent is not None
         node.own_pins()[index] += 1
-        parent.children_in[index] -= 1
+        parent.own_children_in()[index] -= 1
         if parent.is_evictable(index):
             tier.eviction.on_evictable(parent)
 
