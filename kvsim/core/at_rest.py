@@ -23,6 +23,7 @@ def check_places(tree: RadixTree) -> list[Node]:
     found = len(NO_CHILDREN)
     NO_CHILDREN.clear()
     assert not found, f"{found} children were given to all leaves"
+    assert not any(tree.zeros), f"pins or children were counted for all nodes that have none: {tree.zeros}"
     nodes: dict[Node, None] = {}
     stack = [tree.root]
     while stack:

@@ -78,7 +78,7 @@ class Copies:
     def add_incoming(self, node: Node, tier: Tier, slots: Any) -> None:
         """Add an incoming copy in slots that a request has taken, and pin it; everything above is pinned."""
         self.add_copy(node, tier, INCOMING, slots)
-        pins, index = node.pins, tier.index
+        pins, index = node.own_pins(), tier.index
         pins[index] = pins[index] + 1
 
     def place_copies(self, nodes: list[Node], tier: Tier, pages: int) -> None:
@@ -214,14 +214,14 @@ class Copies:
         """Count a node among its parent's children in a tier."""
         parent = node.parent
         assert parent is not None
-        children_in = parent.children_in
+        children_in = parent.own_children_in()
         children_in[index] = children_in[index] + 1
 
     def _lose_child(self, node: Node, tier: Tier) -> None:
         """Count one child less for the parent, which may have become an evictable leaf of the tier."""
         parent, index = node.parent, tier.index
         assert parent is not None
-        children_in = parent.children_in
+        children_in = parent.own_children_in()  # below 0 where an engine's blocks leave before their children
         left = children_in[index] = children_in[index] - 1
         if not left and parent.state[index] == READY and not parent.pins[index]:
             tier.eviction.on_evictable(parent)

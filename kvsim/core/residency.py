@@ -106,6 +106,7 @@ class Residency(Copies):
         """Cut a node after ``pages`` pages, copies included. Returns the upper part; ``node`` becomes the lower part."""
         upper = self.tree.cut(node, pages)
         upper.copies = node.copies
+        children_in = upper.own_children_in()
         for tier in self.tiers:
             index = tier.index
             state = node.state[index]
@@ -116,7 +117,7 @@ class Residency(Copies):
             if slots is not None:
                 upper.slots[index], node.slots[index] = tier.pool.split(slots, pages)
             if state != LEAVING:
-                upper.children_in[index] = 1
+                children_in[index] = 1
             if state == READY and tier.wants_splits:
                 tier.eviction.on_split(upper, node)
         if node.transfers:
@@ -196,7 +197,7 @@ class Residency(Copies):
             node.created = created
         index = tier.index
         node.slots[index] = slots
-        node.pins[index] = 1
+        node.own_pins()[index] = 1
         self._count_child(node, index)
         if self._has_several_gpus:
             node.own_uses = {index: (now, 1, node.created)}
@@ -210,7 +211,7 @@ class Residency(Copies):
         index = tier.index
         pinned_pages = 0
         for node in path:
-            pins = node.pins
+            pins = node.own_pins()
             if pins[index]:
                 pinned_pages = node.depth + node.pages
             pins[index] = pins[index] + 1
@@ -233,9 +234,10 @@ class Residency(Copies):
     def pin_alone(self, node: Node, tier: Tier) -> None:
         """Pin a node in a tier, but nothing above it, which is pinned already or needs no pin."""
         index = tier.index
-        if not node.pins[index] and node.state[index] == READY:
+        pins = node.own_pins()
+        if not pins[index] and node.state[index] == READY:
             tier.evictable_pages -= node.pages
-        node.pins[index] = node.pins[index] + 1
+        pins[index] = pins[index] + 1
 
     def unpin_alone(self, node: Node, tier: Tier) -> None:
         """Take back one ``pin_alone``, of a copy that is ready or doomed."""
@@ -243,6 +245,7 @@ class Residency(Copies):
         left = node.pins[index] = node.pins[index] - 1
         if left:
             return
+        node.share_pins()
         if node.state[index] == DOOMED:
             self.free_doomed(node, tier)
         else:
@@ -254,8 +257,8 @@ class Residency(Copies):
         """Pass over a victim as if it had been evicted, so that its parent can be offered next; ``take_back`` undoes it."""
         parent, index = node.parent, tier.index
         assert parent is not None
-        node.pins[index] += 1
-        parent.children_in[index] -= 1
+        node.own_pins()[index] += 1
+        parent.own_children_in()[index] -= 1
         if parent.is_evictable(index):
             tier.eviction.on_evictable(parent)
 
@@ -275,7 +278,7 @@ class Residency(Copies):
         evictable = 0
         parent = node.parent
         while parent is not None:
-            pins = node.pins
+            pins = node.own_pins()
             if not pins[index] and node.state[index] == READY:
                 evictable += node.pages
             pins[index] = pins[index] + 1
@@ -292,6 +295,7 @@ class Residency(Copies):
             pins = node.pins
             left = pins[index] = pins[index] - 1
             if not left:
+                node.share_pins()
                 state = node.state[index]
                 if state == READY:
                     evictable += node.pages

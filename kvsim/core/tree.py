@@ -30,7 +30,8 @@ class Node:
 
     Lists have one entry per tier, top to bottom. ``state`` and ``slots`` describe the copy in that tier; its slots are None
     while they are reserved but not yet taken. ``pins`` counts the requests and transfers that need this node, or a node below
-    it, to stay in the tier. ``children_in`` counts the children in the tier.
+    it, to stay in the tier. ``children_in`` counts the children in the tier. Either may be the tree's ``zeros``, which all nodes
+    share: to write to them, ask ``own_pins`` and ``own_children_in``.
     """
 
     __slots__ = (
@@ -48,7 +49,7 @@ class Node:
         now: float,
         pins: list[int] | None = None,
     ) -> None:
-        """``pins`` are copied; without them, nothing pins the node."""
+        """``pins`` are copied, unless they are the tree's ``zeros``; without them, nothing pins the node."""
         self.runs = extents
         self.pages = pages
         self.depth = depth
@@ -58,12 +59,12 @@ class Node:
         self.tree = tree
         """The tree that the node was made for, even after it has left it."""
         zeros = tree.zeros
-        self.state: list[int] = zeros.copy()
+        self.state: list[int] = tree.no_copies.copy()
         self.copies = 0
         """Number of tiers that have a copy, in any state."""
         self.slots: list[Any] = tree.no_slots.copy()
-        self.pins: list[int] = zeros.copy() if pins is None else pins.copy()
-        self.children_in: list[int] = zeros.copy()
+        self.pins: list[int] = zeros if pins is None or pins is zeros else pins.copy()
+        self.children_in: list[int] = zeros
         self.transfers: tuple[Carrier, ...] = ()
         """Transfers that carry this node now."""
         self.notes: Any = tree.no_notes
@@ -84,6 +85,26 @@ class Node:
     def place(self, tier: int, slots: Any) -> None:
         """Say which slots a copy has that belongs to a node outside the tree, which no tier counts."""
         self.slots[tier] = slots
+
+    def own_pins(self) -> list[int]:
+        """Return ``pins`` to be written to: a list of this node alone."""
+        pins = self.pins
+        if pins is self.tree.zeros:
+            pins = self.pins = pins.copy()
+        return pins
+
+    def own_children_in(self) -> list[int]:
+        """Return ``children_in`` to be written to: a list of this node alone."""
+        children_in = self.children_in
+        if children_in is self.tree.zeros:
+            children_in = self.children_in = children_in.copy()
+        return children_in
+
+    def share_pins(self) -> None:
+        """Share the list of a node that nothing pins any more, where it is long."""
+        tree = self.tree
+        if tree.is_wide and self.pins == tree.zeros:
+            self.pins = tree.zeros
 
     def note(self, tier: int, value: Any) -> None:
         """Store a value for the tier's eviction policy with these pages."""
@@ -135,6 +156,8 @@ class Node:
             stack.extend(node.children.values())
 
 
+WIDE: Final = 16
+"""Tiers from which on it pays to look through a node's pins for what can be shared."""
 NO_CHILDREN: Final[dict[int, Node]] = {}
 """The children of every leaf; shared, never modified."""
 
@@ -178,8 +201,11 @@ class RadixTree:
     def __init__(self, tiers: int) -> None:
         self.no_notes: tuple[None, ...] = (None,) * tiers
         """The notes of every node without notes: shared, one entry per tier."""
-        self.zeros = [ABSENT] * tiers
-        """What the lists of a new node are copies of."""
+        self.zeros = [0] * tiers
+        """The pins, and the children in each tier, of every node that has none: shared, never modified."""
+        self.is_wide = tiers >= WIDE
+        self.no_copies = [ABSENT] * tiers
+        """What the list of a new node's states is a copy of."""
         self.no_slots: list[Any] = [None] * tiers
         """What its list of slots is a copy of."""
         self.root = Node((), 0, 0, None, self, 0.0)
@@ -293,7 +319,7 @@ class RadixTree:
         child.depth = node.depth
         child.parent = parent
         parent.children[node.runs[0][0]] = child
-        node.state = self.zeros.copy()
+        node.state = self.no_copies.copy()
         node.copies = 0
 
     def remove(self, node: Node) -> None:

@@ -37,13 +37,17 @@ class Rows:
 
     def add(self, rows: Iterable[Hits | None]) -> None:
         """Take in the hits of the next requests by tier, from the top down; lower tiers may be left out. None: rejected."""
-        width, status, hit_pages = self.tiers, self.status, self.hit_pages
+        width = self.tiers
+        status: list[int] = []
+        hit_pages: list[int] = []
         for row in rows:
             status.append(REJECTED if row is None else FINISHED)
             hits = row or ()
             hit_pages.extend(hits)
             if len(hits) < width:
                 hit_pages.extend((0,) * (width - len(hits)))
+        self.status.frombytes(bytes(status))
+        self.hit_pages.frombytes(np.array(hit_pages, dtype=np.int64).tobytes())
 
 
 class Replay:

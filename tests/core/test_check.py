@@ -40,6 +40,10 @@ def on_no_tier(cache: SmallCache) -> None:
     cache.node("abc").state[:] = [ABSENT, ABSENT]
 
 
+def counts_in_a_list_of_all(cache: SmallCache) -> None:
+    cache.node("abc").children_in[0] += 1
+
+
 def given_up(cache: SmallCache) -> None:
     cache.residency.doomed.add(cache.node("abc"))
 
@@ -113,6 +117,7 @@ DAMAGES: list[tuple[Callable[[SmallCache], None], str]] = [
     (counts_a_page_more, "page count"),
     (deeper_than_its_parent_ends, "depth"),
     (on_no_tier, "in the tree, but in no tier"),
+    (counts_in_a_list_of_all, r"children were counted for all nodes that have none: \[1, 0\]"),
     (given_up, "in the tree, but doomed"),
     (counts_a_copy_more, "3 copies"),
     (counts_a_child_more, "children in cpu"),

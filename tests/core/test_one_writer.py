@@ -13,6 +13,8 @@ WRITERS = {"copies.py", "residency.py", "block_residency.py", "tier.py", "pool.p
 
 SUMS = {"evictable_pages", "leaving_pages", "reserved_pages", "inserted_pages", "evicted_pages", "copies"}
 LISTS = {"state", "slots", "pins", "children_in"}
+OWN = {"own_pins", "own_children_in"}
+"""What gives a node a list of its own, to be written to."""
 OTHERS = {"lease", "known"}
 """A lease has a number of reserved pages of its own, a row of results sums of its own."""
 
@@ -25,6 +27,8 @@ def files() -> list[Path]:
 
 def is_list(value: ast.expr, aliases: set[str]) -> bool:
     """Whether this is one of a node's lists, or a local name for one."""
+    if isinstance(value, ast.Call):
+        return isinstance(value.func, ast.Attribute) and value.func.attr in OWN
     return isinstance(value, ast.Attribute) and value.attr in LISTS or isinstance(value, ast.Name) and value.id in aliases
 
 
@@ -75,6 +79,8 @@ def test_only_the_residency_writes_copies_pins_slots_and_sums(path):
     "line",
     [
         "node.pins[index] += 1",
+        "node.own_pins()[index] = 1",
+        "children_in = node.own_children_in()\nchildren_in[0] = 1",
         "upper.state[0], rest = READY, 1",
         "tier.evictable_pages -= pages",
         "del node.slots[0]",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvsim.core.residency import just_after
 from kvsim.core.tier import Tier
-from kvsim.core.tree import Node
+from kvsim.core.tree import WIDE, Node, RadixTree
 from tests.core.small import SmallCache, now, only, small_cache
 
 
@@ -96,3 +96,41 @@ def test_an_unreadable_copy_that_pages_below_it_push_out_is_not_freed_twice() ->
     cache.abort(fetch, 0, now(cache))
     cache.check()
     assert [tier.pool.free for tier in cache.tiers] == [2, 2, 2] and cache.counts.unreadable_pages == 1
+
+
+@pytest.mark.parametrize("tiers", [1, 3, WIDE, 64])
+@given(st.data())
+def test_a_list_that_nodes_share_is_never_written_to(tiers: int, data: st.DataObject) -> None:
+    """Two requests at a time pin, add, cut and merge nodes of a tree with few or many tiers; ``check`` recounts all."""
+    cache = small_cache(gpu=12)
+    cache.residency.tree = RadixTree(tiers)
+    running = []
+    for _ in range(data.draw(st.integers(1, 12))):
+        prompt = data.draw(st.text("ab", min_size=1, max_size=6))
+        if running and data.draw(st.booleans()):
+            cache.finish(running.pop(data.draw(st.integers(0, len(running) - 1))))
+        elif len(running) < 2:
+            running.append(cache.run(prompt))
+        cache.check()
+        assert cache.residency.tree.zeros == [0] * tiers
+    for lease in running:
+        cache.finish(lease)
+    cache.check()
+    for node in cache.residency.tree.root.descendants():
+        assert node.pins is node.tree.zeros if tiers >= WIDE else not any(node.pins)
+
+
+def test_a_cut_node_that_nothing_pins_shares_its_pins_with_all_others() -> None:
+    cache = small_cache(gpu=8)
+    cache.residency.tree = RadixTree(WIDE)
+    cache.use("abcd")
+    lower = cache.node("abcd")
+    upper = cache.residency.cut(lower, 2)
+    assert upper.pins is lower.pins is lower.children_in is lower.tree.zeros
+    assert upper.children_in == [1] + [0] * (WIDE - 1)
+    cache.residency.pin(lower, cache.gpu)
+    assert upper.pins == lower.pins == [1] + [0] * (WIDE - 1)
+    assert upper.pins is not lower.pins
+    cache.residency.unpin(lower, cache.gpu)
+    assert upper.pins is lower.pins is lower.tree.zeros
+    cache.check()

@@ -13,17 +13,17 @@ class BlockResidency(Residency):
 
     def ignore_children(self, node: Node, tier: Tier) -> None:
         """Let a node leave before its children in the tier."""
-        node.children_in[tier.index] = 0
+        node.own_children_in()[tier.index] = 0
 
     def count_children(self, node: Node, tier: Tier) -> None:
         """Let a node, all of whose children are in the tier, leave after them again."""
-        node.children_in[tier.index] = len(node.children)
+        node.own_children_in()[tier.index] = len(node.children)
 
     def add_outside_tree(self, node: Node, tier: Tier, slots: Any, now: float) -> None:
         """Make a node outside the tree ready in a tier, and pin it there."""
         index = tier.index
         node.slots[index] = slots
-        node.pins[index] = 1
+        node.own_pins()[index] = 1
         self.set_ready(node, tier, now)
 
     def free_in_place(self, node: Node, tier: Tier) -> None:
