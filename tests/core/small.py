@@ -46,9 +46,9 @@ def offered(policy: EvictionPolicy, now: float) -> list[Node]:
     nodes = []
     for node in policy.victims(now):
         nodes.append(node)
-        node.pins[policy.tier] += 1
+        node.own_pins()[policy.tier] += 1
     for node in nodes:
-        node.pins[policy.tier] -= 1
+        node.own_pins()[policy.tier] -= 1
         policy.on_evictable(node)
     return nodes
 

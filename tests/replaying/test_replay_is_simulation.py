@@ -44,8 +44,11 @@ def choices(family: str) -> list[str]:
     return sorted(path.name.removesuffix(".yaml") for path in (CONF / family).iterdir() if path.name.endswith(".yaml"))
 
 
-EVICTIONS = [name for name in choices("eviction") if not isinstance(policy("eviction", name), BypassEviction)]
-"""All but the bounds, which keep no tier and only replay."""
+BY_ARRIVALS = ("prism",)
+EVICTIONS = [
+    name for name in choices("eviction") if name not in BY_ARRIVALS and not isinstance(policy("eviction", name), BypassEviction)
+]
+"""All but the bounds, which keep no tier and only replay, and what goes by arrivals, of which a replay has none."""
 PLACEMENTS = choices("placement")
 PREFETCHES = [name for name in choices("prefetch") if not policy("prefetch", name).follows_calls]
 """All but those that move pages during tool calls, in which no time passes in a replay."""
