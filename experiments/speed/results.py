@@ -100,6 +100,7 @@ def read_rows(path: Path, kind: type[T]) -> list[T]:
 
 def write_rows(path: Path, rows: Sequence[Any], lines: Sequence[str]) -> None:
     """Write rows, which are dataclasses, as JSON, and the lines of their table as Markdown beside that."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([asdict(one) for one in rows], indent=1) + "\n")
     path.with_suffix(".md").write_text("\n".join(lines) + "\n")
 
