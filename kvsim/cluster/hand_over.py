@@ -272,6 +272,7 @@ class HandOver:
             receiver.waiting.remove(job)
             receiver.engine.waiting.waited_s += sender.env.now - job.times.queued_at_s
         sender.drop(job)
+        sender.waiting.departs(job.request)
         self._release(job, receiver)
         del self.senders[job]
         sender.wake()

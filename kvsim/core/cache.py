@@ -357,9 +357,13 @@ class Cache(ServedCache):
         return True
 
     def notify_finish(self, lease: Lease, now: float) -> None:
-        """Notify policies that a request has finished."""
-        if lease.epoch == self.residency.epoch:
-            self.residency.notices.finish(lease.request, lease.node, max(now, self.residency.now), lease.gpu)
+        """Notify policies that a request has finished, unless it is of a cache that has been emptied since."""
+        residency = self.residency
+        now = max(now, residency.now)
+        if lease.epoch == residency.epoch:
+            residency.notices.finish(lease.request, lease.node, now, lease.gpu)
+        else:
+            residency.tell_departure(lease.request, now, lease.gpu)
 
     def write_early(self) -> list[Transfer]:
         """Copy pages down where a watermark requires it. Returns the write-downs."""

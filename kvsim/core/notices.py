@@ -4,18 +4,19 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvsim.core.tier import GPU, Tier
-from kvsim.core.tree import READY, Node
+from kvsim.core.tree import READY, Node, RadixTree
 
 
 class Listeners:
     """The tiers whose eviction policies want to hear of the requests that one GPU tier serves, by kind of notification."""
 
-    __slots__ = ("arrivals", "finishes", "hits", "requests", "tiers")
+    __slots__ = ("arrivals", "departures", "finishes", "hits", "requests", "tiers")
 
     def __init__(self, tiers: list[Tier]) -> None:
         self.tiers = tiers
         self.arrivals = [tier for tier in tiers if tier.wants_arrivals]
         self.requests = [tier for tier in tiers if tier.wants_requests]
+        self.departures = [tier for tier in tiers if tier.wants_departures]
         self.finishes = [tier for tier in tiers if tier.wants_finishes]
         self.hits = [tier for tier in tiers if tier.wants_hits]
 
@@ -60,6 +61,13 @@ class Notices:
         if self._all.finishes:
             for tier in self.hearing(gpu).finishes:
                 tier.eviction.on_finish(request, node, now)
+
+    def departure(self, request: Any, tree: RadixTree, now: float, gpu: Tier | None = None) -> None:
+        """Notify policies that a request which has arrived will not finish, with the path of its prompt in the tree."""
+        if self._all.departures:
+            path = tree.walk(tree.root, request.runs)[0]
+            for tier in self.hearing(gpu).departures:
+                tier.eviction.on_departure(request, path[-1] if path else tree.root, now)
 
     def hits(self, nodes: Iterable[Node], now: float, gpu: Tier | None = None) -> None:
         """Notify the policy of every tier that has a ready copy of a hit."""

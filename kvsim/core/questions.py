@@ -53,6 +53,13 @@ class Eviction(metaclass=ABCMeta):
     def on_finish(self, request: Request, node: Node, now: float) -> None:
         """Called when a request has finished, before its path down to ``node`` is unpinned."""
 
+    def on_departure(self, request: Request, node: Node, now: float) -> None:
+        """Called in place of ``on_finish`` when a request that has arrived is given up, since its engine has failed or nobody
+        waits for its answer any more, or when it ends after the cache has been emptied.
+
+        Of its prompt, the tree has the path down to ``node``, or nothing if that is the root.
+        """
+
     def on_insert(self, node: Node, now: float) -> None:
         """Called when a node has become ready in the tier."""
 

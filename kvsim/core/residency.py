@@ -71,6 +71,10 @@ class Residency(Copies):
         self.now = now
         return now
 
+    def tell_departure(self, request: Any, now: float, gpu: Tier | None = None) -> None:
+        """Notify policies that a request which has arrived will not finish."""
+        self.notices.departure(request, self.tree, now, gpu)
+
     def reannounce(self, nodes: Iterable[Node], now: float, gpu: Tier | None = None) -> None:
         """Mark nodes as last used ``now`` without reporting a hit; evictable copies are announced to their policies again."""
         tiers = self.notices.hearing(gpu).tiers

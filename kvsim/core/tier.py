@@ -77,6 +77,7 @@ class Tier:
         self.wants_arrivals = overrides(eviction, "on_arrival")
         self.wants_requests = overrides(eviction, "on_request")
         self.wants_finishes = overrides(eviction, "on_finish")
+        self.wants_departures = overrides(eviction, "on_departure")
         self.wants_inserts = overrides(eviction, "on_insert")
         self.wants_hits = overrides(eviction, "on_hit")
         self.wants_splits = overrides(eviction, "on_split")

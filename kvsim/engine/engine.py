@@ -361,7 +361,10 @@ class Engine(Carried):
             if self._leap.forms_each_step:
                 self.busy_s += elapsed_s
             self._leap = None
-        return self.schedule.stop(steps)
+        jobs = self.schedule.stop(steps)
+        for job in jobs:
+            self.waiting.departs(job.request)
+        return jobs
 
     @property
     def computing_s(self) -> float:

@@ -176,6 +176,7 @@ class Schedule(metaclass=ABCMeta):
         By default it is dropped at once: the cache keeps what it has stored so far.
         """
         self.drop(job, is_up=True)
+        self.waiting.departs(job.request)
         self.frontend.ended(job.request, self.number)
 
     @abstractmethod

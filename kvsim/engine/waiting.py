@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from math import inf
 
+from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache
 from kvsim.core.tier import Tier
 from kvsim.engine.job import ENDED, FETCHING, NEW, QUEUED, Job
@@ -46,6 +47,10 @@ class WaitingRequests:
             self._prefetch(job)
         if job.prefetch is None:
             self._enqueue(job)
+
+    def departs(self, request: Request) -> None:
+        """A request that has arrived will not finish on this engine."""
+        self.cache.residency.tell_departure(request, self.env.now, self.gpu)
 
     def start_samples(self, job: Job) -> None:
         """Queue the other samples of a request whose first one has computed the prompt: all count as one use of its pages."""

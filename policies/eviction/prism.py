@@ -19,9 +19,8 @@ class Prism(RankedEviction):
     victim   least demand first, then the least recently used
 
     Meant for ``scheduling=prism``, which admits those for whom least has to be computed: the paper aligns the two. What is public
-    of it (the abstract) names exact prefixes that are kept by demand, but no formula: this one is chosen here. A replay has
-    no arrivals: there it is LRU. A request that an engine gives up, since it fails, stays counted. Recurrent states count as
-    the page that they were saved after.
+    of it (the abstract) names exact prefixes that are kept by demand, but no formula: this one is chosen here. A replay has no
+    arrivals: there it is LRU. Recurrent states count as the page that they were saved after.
     """
 
     def __post_init__(self) -> None:
@@ -45,6 +44,9 @@ class Prism(RankedEviction):
             if path.partner is not None:
                 self._enter_again(path.partner)
             path = path.parent
+
+    def on_departure(self, request: Request, node: Node, now: float) -> None:
+        self.on_finish(request, node, now)
 
     def _enter_again(self, node: Node) -> None:
         """Announce a node whose rank may have fallen although nothing pins it, such as one in a lower tier."""

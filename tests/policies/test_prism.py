@@ -1,15 +1,21 @@
 """PRISM's order and eviction. Prompts are words: a page of 16 tokens a letter in queues, of 4 tokens and 4 s on engines."""
 
+import asyncio
 from collections import Counter
 from random import Random
 
 import pytest
 
+from kvsim.cluster.cluster import Failure
+from kvsim.core.request import Reset
+from kvsim.emulation.emulator import Emulator
 from kvsim.policies.eviction.prism import Prism as PrismEviction
 from kvsim.policies.scheduling.prism import Prism
+from tests.cluster.small_cluster import small_cluster
 from tests.core.small import small_cache
-from tests.engine.small import ask, hits, seconds, small_engine
+from tests.engine.small import ask, hits, make_requests, seconds, small_engine
 from tests.policies.small_queue import small_queue
+from tests.servers.emulated import plan_of
 from tests.workloads import EXAMPLES, random_word
 
 
@@ -77,6 +83,64 @@ def test_an_engine_keeps_what_the_next_request_in_the_queue_needs() -> None:
     by_demand = small_engine(gpu=9, max_running_requests=1, eviction=PrismEviction).serve(*asks)
     assert [hits(by_age, 4), hits(by_demand, 4)] == [(0, 0, 0), (2, 0, 0)]
     assert by_age.ttft_s[4] - by_demand.ttft_s[4] == seconds(8.0)
+
+
+def test_a_request_of_an_emptied_cache_is_waited_for_no_more() -> None:
+    """The cache is emptied while abcd is computed, which takes 17 s."""
+    policy = PrismEviction()
+    requests = make_requests([ask("abcd"), ask("wxyz", 30)])
+    requests[1].resets = (Reset("now", 5.0),)
+    small_engine(gpu=20, eviction=lambda: policy).run(requests)
+    assert not policy._arrived and not policy._demand.pages
+
+
+def test_a_request_that_goes_on_elsewhere_is_waited_for_there_only() -> None:
+    """Engine 0 fails while it computes abcd, and does not come back before all has ended."""
+    policies: list[PrismEviction] = []
+
+    def eviction() -> PrismEviction:
+        policies.append(PrismEviction())
+        return policies[-1]
+
+    outcome = small_cluster(gpu=20, failures=[Failure(engine=0, at_s=10.0)], eviction=eviction).serve(ask("abcd"), ask("ab", 3))
+    assert outcome.status.tolist() == [0, 0]
+    assert len(policies) > 1 and not any(policy._arrived or policy._demand.pages for policy in policies)
+
+
+@pytest.mark.parametrize("rules", ["default", "vllm", "sglang"])
+def test_a_request_that_its_client_gives_up_is_waited_for_no_more(rules: str) -> None:
+    """Of two, the first one runs and the second one waits; what both asked for can then leave in the order of its use."""
+
+    async def serve() -> PrismEviction:
+        overrides = [] if rules == "default" else [f"preset={rules}"]
+        overrides += ["eviction=prism", "tiers.gpu.capacity=2000pages", "engine.max_running_requests=1"]
+        emulator = Emulator(plan_of(overrides))
+        env, policy = emulator.cluster.env, emulator.cluster.engines[0].gpu.eviction
+        first, second = [emulator.submit([number, *range(40)], 200) for number in range(2)]
+        while first.generated < 5:
+            env.step()
+        assert isinstance(policy, PrismEviction) and len(policy._arrived) == 2
+        emulator.abort(first)
+        emulator.abort(second)
+        env.run(env.now + 10)
+        return policy
+
+    policy = asyncio.run(serve())
+    assert not policy._arrived and not policy._demand.pages
+
+
+def test_what_departs_is_in_its_place_at_once() -> None:
+    """abcd has been used before wxyz, and is asked for by a request that is given up."""
+    policy = PrismEviction()
+    cache = small_cache(gpu=20, eviction=[lambda: policy])
+    cache.use("abcd", index=0)
+    cache.use("wxyz", index=1)
+    request = cache.request("abcd", index=2)
+    policy.on_arrival(request, 9.0)
+    for node in [node for node in cache.tree.root.descendants() if node.is_evictable(0)]:
+        policy.on_evictable(node)
+    cache.residency.tell_departure(request, 10.0)
+    assert cache.leaving_order() == "dcbazyxw"
 
 
 @pytest.mark.parametrize("seed", range(EXAMPLES))
