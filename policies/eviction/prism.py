@@ -20,8 +20,8 @@ class Prism(RankedEviction):
 
     Meant for ``scheduling=prism``, which admits those for whom least has to be computed: the paper aligns the two. What is public
     of it (the abstract) names exact prefixes that are kept by demand, but no formula: this one is chosen here. Where nothing
-    waits, as in a replay, it is LRU. A request that its engine does not finish, since that fails or rejects it, stays counted.
-    Recurrent states count as the page that they were saved after.
+    waits, as in a replay, it is LRU. A request that an engine gives up, since it fails, stays counted. Recurrent states count as
+    the page that they were saved after.
     """
 
     def __post_init__(self) -> None:
