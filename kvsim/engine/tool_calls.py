@@ -135,7 +135,7 @@ class ToolCalls(KeptPages):
         """Let go of what is kept for the call that is expected to end last."""
         last: Call | None = None
         for call in self._kept:
-            if last is None or call.began_s + _until_s(call) > last.began_s + _until_s(last):
+            if last is None or _expected_s(call) > _expected_s(last):
                 last = call
         if last is None:
             return False
@@ -284,6 +284,6 @@ class ToolCalls(KeptPages):
             self._count(call)
 
 
-def _until_s(call: Call) -> float:
-    """Return how long what has come back is kept, counted from a call's beginning; without an end if it has returned."""
-    return inf if call.upload is None else call.upload.until_s
+def _expected_s(call: Call) -> float:
+    """Return until when what has come back is kept for a call; of one whose request is here and waits, before all others."""
+    return -inf if call.upload is None else call.began_s + call.upload.until_s

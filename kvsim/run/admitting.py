@@ -10,7 +10,6 @@ from kvsim.cluster.hand_over import HandOver
 from kvsim.cluster.router import Router
 from kvsim.core.request import Request
 from kvsim.engine.engine import Engine
-from kvsim.engine.substrate import Work
 from kvsim.errors import UsageError
 from kvsim.hardware.tier_kinds import ALWAYS
 from kvsim.plans.plan import Plan
@@ -18,8 +17,8 @@ from kvsim.policies.admission.base import ENGINE
 from kvsim.policies.admission.context import AdmissionContext
 from kvsim.policies.copies import copied
 from kvsim.results.slo import CLASSES, Slo
+from kvsim.run.profile import Profile
 from kvsim.run.stop_iteration import refuse_stop_iteration
-from kvsim.substrate.simulated.compute import step_times
 
 
 def build_gate(
@@ -42,6 +41,7 @@ def build_gate(
             tpot_s=objective(plan.slo, "tpot_s"),
             prefill_s=profile.prefill_s,
             decode_step_s=profile.decode_step_s,
+            tokens_per_step=profile.tokens_per_step,
             rng=np.random.default_rng([plan.seed, len(ALWAYS) + 3, engine]),
         )
         refuse_stop_iteration(policy)
@@ -60,48 +60,3 @@ def objective(slo: Slo, name: str) -> Callable[[Request], float]:
         return inf if limit is None else limit
 
     return limit_s
-
-
-class Profile:
-    """What an engine needs for steps, as simulated: without copies, communication with other engines, and drafts."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._steps = step_times(plan.model, plan.hardware)
-        self._most_tokens = plan.engine.max_batch_tokens
-        self._decodes = not plan.layout.pairs
-
-    def prefill_s(self, prefills: Sequence[tuple[int, int]], decoding_requests: int, decoding_tokens: int) -> float:
-        """Return the seconds of the steps that compute prompts, (first token, tokens) each, one after another.
-
-        A step has at most ``engine.max_batch_tokens`` tokens and one of each decoding request, among them those whose prompts
-        the steps before have computed, if the engine decodes.
-        """
-        seconds, at, start = 0.0, 0, prefills[0][0] if prefills else 0
-        while at < len(prefills):
-            room, chunks, ended = max(1, self._most_tokens - decoding_requests), list[tuple[int, int]](), list[int]()
-            while room and at < len(prefills):
-                tokens = min(room, prefills[at][1] - start)
-                if tokens:
-                    chunks.append((tokens, start))
-                room, start = room - tokens, start + tokens
-                if start == prefills[at][1]:
-                    ended.append(start)
-                    at += 1
-                    start = prefills[at][0] if at < len(prefills) else 0
-            seconds += self._steps.leap_s(
-                Work(
-                    chunks=chunks,
-                    sampled_tokens=len(ended),
-                    decode_requests=decoding_requests,
-                    decode_context_tokens=decoding_tokens,
-                ),
-                1,
-            )
-            if self._decodes:
-                decoding_requests += len(ended)
-                decoding_tokens += sum(ended)
-        return seconds
-
-    def decode_step_s(self, requests: int, tokens: int) -> float:
-        """Return the seconds of a step in which so many requests decode, with contexts of so many tokens together."""
-        return self._steps.leap_s(Work(decode_requests=requests, decode_context_tokens=tokens), 1)

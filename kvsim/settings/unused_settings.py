@@ -22,6 +22,7 @@ WHY = {
     ("replay", "admission"): NO_CLOCK,
     ("validate", "admission"): SAME_REQUESTS,
     ("validate server", "admission"): SAME_REQUESTS,
+    ("leaderboard", "admission"): SAME_REQUESTS,
     ("simulate", "sample"): QUEUES,
     ("saturate", "sample"): QUEUES,
     ("plan", "sample"): QUEUES,
@@ -63,7 +64,7 @@ WITHOUT_EFFECT = {
     ),
     "leaderboard": (
         "curve", "print_tree", "validate", "server", "results", "saturate", "shadow", "serve", "plan", "timeline", "events",
-        "logger", "sweep", "slo", "substrate", "disk", "train", *SAMPLE,
+        "logger", "sweep", "slo", "substrate", "disk", "train", "admission", *SAMPLE,
     ),
     "train": (
         "engine", "cluster", "routing", "scheduling", "autoscaling", "substrate", "disk", "curve", "timeline", "validate",

@@ -16,7 +16,7 @@ from kvsim.results.fields import SCHEMA
 from kvsim.results.result import RunRecord, installed_versions, plain
 from kvsim.results.runs import Run, read_runs
 from kvsim.run.execute import Watch, unwatched
-from kvsim.settings.unused_settings import WITHOUT_EFFECT, given, keys_of
+from kvsim.settings.unused_settings import WHY, WITHOUT_EFFECT, given, keys_of
 from kvsim.sweeps.contestants import CAPACITY, Asked, Entry, Ground, baseline_of, entries, grounds
 from kvsim.sweeps.from_python import Settings, SweepPlan, run_sweep
 from kvsim.sweeps.job import Ended
@@ -44,7 +44,7 @@ def play_leaderboard(asked: Asked, folder: Path, watch: Watch = unwatched) -> Ru
     """
     for name in WITHOUT_EFFECT["leaderboard"]:
         if key := given(keys_of(asked.overrides), name):
-            raise NoEffect(key, "on kvsim leaderboard", "leave it out")
+            raise NoEffect(key, f"on kvsim leaderboard{WHY.get(('leaderboard', name), '')}", "leave it out")
     baseline = baseline_of(asked)
     playing = entries(asked, baseline)
     if asked.bound:

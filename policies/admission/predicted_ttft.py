@@ -1,6 +1,6 @@
 """Early rejection by objectives: Mooncake's Conductor (Qin et al., arXiv 2407.00079, sections 6.1 and 7)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -10,6 +10,16 @@ from kvsim.numbers import Real, check_settings
 from kvsim.policies.admission.base import AdmissionPolicy, ClusterLoad
 from kvsim.policies.admission.context import AdmissionContext
 from kvsim.policies.fields import keep_types
+
+Limit = Callable[[Request], float]
+
+
+def _limit(own: float | None, of_request: Limit) -> Limit:
+    """Return what returns the objective of a request: its own, unless the policy has one for all."""
+    if own is None:
+        return of_request
+    limit: float = own
+    return lambda _: limit
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -23,7 +33,8 @@ class PredictedTtft(AdmissionPolicy):
     refused       predicted > factor * objective; a request without an objective is admitted
     objective     ttft_s or, if that is null, slo.ttft_s or that of the request's class (slo.classes)
     decode_load   also refused if the mean step of the engines that decode, with this request in one of them, takes longer than
-                  factor * objective for the time per output token (slo.tpot_s, or that of the class)
+                  factor * objective for the time per output token (tpot_s, slo.tpot_s, or that of the class) for each token
+                  that it yields: one, or more with drafts (engine.speculation)
 
     The load on decode is that of now (Mooncake's early rejection); its prediction for the time when the prompt is computed is
     left out, and so are copies between tiers and engines. The order is first come, first served.
@@ -32,27 +43,40 @@ class PredictedTtft(AdmissionPolicy):
     factor: float = 1.0
     ttft_s: float | None = None
     decode_load: bool = False
+    tpot_s: float | None = None
 
     def __post_init__(self) -> None:
         check_settings(self, Real(above=0), "factor")
-        check_settings(self, Real(above=0), "ttft_s", or_null=True)
+        check_settings(self, Real(above=0), "ttft_s", "tpot_s", or_null=True)
+
+    def without_effect(self) -> Sequence[str]:
+        return () if self.decode_load else ("tpot_s",)
 
     def bind(self, context: AdmissionContext) -> None:
         if context.prefill_s is None or context.decode_step_s is None:
             raise ValueError("needs a model and a machine")
         self._prefill_s, self._decode_step_s = context.prefill_s, context.decode_step_s
-        self._objective_s, self._tpot_s = context.ttft_s, context.tpot_s
+        self._tokens_per_step = context.tokens_per_step
+        self._ttft_s = _limit(self.ttft_s, context.ttft_s)
+        self._tpot_s = _limit(self.tpot_s, context.tpot_s)
+        self._require(context, "time to first token", self._ttft_s, "ttft_s")
+        if self.decode_load:
+            self._require(context, "time per output token with decode_load=true", self._tpot_s, "tpot_s")
+
+    def _require(self, context: AdmissionContext, what: str, limit_s: Limit, setting: str) -> None:
+        """Raise ValueError if no request has an objective: of those in the trace or, where nobody knows them, of any."""
         requests = context.requests
-        if self.ttft_s is None and all(context.ttft_s(request) == inf for request in requests):
-            raise ValueError("needs an objective for the time to first token: set slo.ttft_s, or admission.ttft_s")
-        if self.decode_load and all(context.tpot_s(request) == inf for request in requests):
-            raise ValueError("needs an objective for the time per output token with decode_load=true: set slo.tpot_s")
+        if getattr(self, setting) is None and all(limit_s(request) == inf for request in requests):
+            of_all = f"slo.{setting}, or " if requests else ""
+            raise ValueError(f"needs an objective for the {what}: set {of_all}admission.{setting}")
 
     def admits(self, request: Request, load: ClusterLoad) -> bool:
-        objective_s = self._objective_s(request) if self.ttft_s is None else self.ttft_s
+        objective_s = self._ttft_s(request)
         if objective_s < inf and self.predicted_s(request, load) > self.factor * objective_s:
             return False
-        return not self.decode_load or self._mean_step_s(request, load) <= self.factor * self._tpot_s(request)
+        if not self.decode_load:
+            return True
+        return self._mean_step_s(request, load) <= self.factor * self._tpot_s(request) * self._tokens_per_step
 
     def predicted_s(self, request: Request, load: ClusterLoad) -> float:
         """Return the time to first token that a request will have on the chosen engine, in seconds."""
@@ -66,9 +90,10 @@ class PredictedTtft(AdmissionPolicy):
         decoders = load.decoders
         if not decoders:
             return 0.0
-        requests = sum([engine.decoding_requests for engine in decoders]) + max(1, request.samples)
-        tokens = sum([engine.decoding_tokens for engine in decoders]) + request.prompt_tokens
+        answers = max(1, request.samples)
+        requests = sum([engine.decoding_requests for engine in decoders]) + answers
+        tokens = sum([engine.decoding_tokens for engine in decoders]) + answers * request.prompt_tokens
         return self._decode_step_s(-(-requests // len(decoders)), -(-tokens // len(decoders)))
 
 
-keep_types(PredictedTtft, ttft_s=float | None)
+keep_types(PredictedTtft, ttft_s=float | None, tpot_s=float | None)

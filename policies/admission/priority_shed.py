@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvsim.core.request import Request
+from kvsim.core.requests import values_of
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.numbers import LARGEST, Real, Whole, check_number, check_settings
 from kvsim.policies.admission.base import CLUSTER, AdmissionPolicy, ClusterLoad, EngineLoad
@@ -54,6 +55,9 @@ class PriorityShed(AdmissionPolicy):
 
     def bind(self, context: AdmissionContext) -> None:
         requests: Sequence[Request] = context.requests
+        there = set(values_of(requests, "kind")) if self._by_type else set()
+        if requests and (missing := [name for name in self._by_type if name not in there]):
+            raise ValueError(f"has priorities for the type {missing[0]}, which no request of this trace has")
         if requests and all(self.priority(request) >= self.protected_from for request in requests):
             raise ValueError(
                 f"needs requests with a priority below {self.protected_from}, which this trace does not have: set "

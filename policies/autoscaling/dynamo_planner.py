@@ -25,7 +25,7 @@ class DynamoPlanner(RegularAutoscaling):
     prefill       steps of at most engine.max_batch_tokens, beside that batch, for these tokens and one more whole prompt
     batch         at most what KV memory and engine.max_running_requests hold, and prompts keep up with: at most steps *
                   max_batch_tokens / (prompt tokens + steps * tokens that a decoding request takes of one)
-    steps         answer tokens / tokens that a step yields of it: 1, or more with drafts (engine.speculation)
+    steps         answer tokens / tokens that a step yields of it: 1, or more with drafts (engine.speculation), up to all
     predictor     constant: the last interval again; moving_average over ``values`` intervals; kalman: a level and its trend
 
     Dynamo fits steps to measurements; here, steps are those of the simulated engine, prompts without context of their own. Its
@@ -74,11 +74,12 @@ class DynamoPlanner(RegularAutoscaling):
     def engine_requests_per_s(self, prompt: float, answer: float, hit_rate: float) -> float:
         """Return the requests per second that an engine serves, given tokens per request and the share that is reused."""
         context = prompt + answer / 2.0
-        steps = answer / self._tokens_per_step
-        most_s = self.tpot_s * self._tokens_per_step
+        yielded = max(1.0, min(answer, self._tokens_per_step))
+        steps = max(1.0, answer / yielded)
+        most_s = self.tpot_s * yielded
         best = 0.0
         for batch in range(1, self._largest_batch(prompt, steps, context) + 1):
-            tokens = min(batch * prompt * (1.0 - hit_rate) / max(1.0, steps), float(self._most_tokens))
+            tokens = min(batch * prompt * (1.0 - hit_rate) / steps, float(self._most_tokens))
             step_s = max(1e-6, self._step_s(round(tokens), batch, round(batch * context)))
             ttft_s = self._prefill_s(int(tokens) + prompt, batch, round(batch * context))
             if batch > 1 and (step_s > most_s or ttft_s > self.ttft_s):

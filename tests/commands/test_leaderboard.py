@@ -118,6 +118,7 @@ def test_any_family_may_be_ranked_by_times(tmp_path: Path) -> None:
         (["leaderboard.traces=[synthetic]"], "leaderboard.traces says which traces play"),
         (["tiers.gpu.capacity=5000pages", "leaderboard.capacities=[5000]"], "says which capacities play"),
         (["timeline=true"], "timeline has no effect on kvsim leaderboard"),
+        (["admission=queue_limit"], "admission has no effect on kvsim leaderboard, which compares runs of the same requests"),
         (["-m", "seed=1,2"], "leave out -m"),
         (["curve.fraction=0.5"], "has no effect"),
         (["leaderboard.capacities=[0]"], "tiers.gpu.capacity is 0"),

@@ -130,6 +130,15 @@ def test_what_is_kept_gives_way_to_a_request_that_waits() -> None:
     assert calls_of(small) == {"calls": 1, "offloads": 1, "offloaded": 4, "uploads": 1, "uploaded": 4, "used": 2, "wasted": 2}
 
 
+def test_what_is_kept_for_a_request_that_is_here_gives_way_last() -> None:
+    """At 73 s the fourth request needs 8 pages of 14, of which two calls have 4 each: u to x are needed at 334 s only, a to d by
+    a request that has waited since 67 s."""
+    small = engine(Planned(begin_s=10.0), gpu=14, cpu=20, max_running_requests=1)
+    followers = ask("abcde", after=0, delay_s=50.0), ask("uvwxy", after=1, delay_s=300.0)
+    outcome = small.serve(ask("abcd"), ask("uvwx"), ask("mno", at=60.0), ask("pqrstAB", at=62.0), *followers)
+    assert hits(outcome, 4) == (4, 0, 0) and hits(outcome, 5) == (0, 4, 0)
+
+
 def test_nothing_comes_back_while_requests_wait() -> None:
     """At 27 s, one request computes, and another one waits for its turn."""
     small = engine(Planned(begin_s=10.0), gpu=20, max_running_requests=1)

@@ -32,6 +32,7 @@ def test_the_reason_is_said() -> None:
         (["admission=queue_limit", "admission.of=host"], "admission.of must be one of engine, cluster, not host"),
         (["admission=queue_limit", "admission.waiting_requests=null"], "needs a limit: set waiting_requests, prefill_tokens or"),
         (["admission=queue_limit", "admission.waiting_requests=0"], "admission.waiting_requests must be at least 1, not 0"),
+        (["admission=predicted_ttft", "admission.tpot_s=1"], "admission.tpot_s has no effect with these settings"),
         (["admission=predicted_ttft", "admission.factor=0"], "admission.factor must be above 0, not 0"),
         (["admission=priority_shed", "admission.priorities=[{type: a}]"], r"priorities\[0\] must have type and priority"),
         (

@@ -72,6 +72,12 @@ def test_drafts_yield_several_tokens_a_step() -> None:
     assert rate == pytest.approx(50 / (50 * 0.02))
 
 
+def test_an_answer_takes_a_step_however_many_tokens_that_yields() -> None:
+    """Answers of one token: a step each, beside 1,000 prompt tokens. With 4 of them, it takes 50 ms."""
+    plain = planner().engine_requests_per_s(1000.0, 1.0, 0.0)
+    assert planner(tokens_per_step=4.0).engine_requests_per_s(1000.0, 1.0, 0.0) == plain == pytest.approx(4 / 0.05)
+
+
 def test_drafts_take_tokens_of_a_step() -> None:
     """Of 1,200 tokens, a request takes 4 and brings 1000 / 50: 50 of them keep up. Of 21 tokens, 5 decode beside a prompt."""
     drafts: dict[str, Any] = {"tokens_per_step": 2.0, "step_tokens": 4, "kv_tokens": None}

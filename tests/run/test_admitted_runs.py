@@ -17,7 +17,7 @@ from kvsim.policies.admission.queue_limit import QueueLimit
 from kvsim.report.comparison.compare import Comparison
 from kvsim.report.summary import facts, shed_requests
 from kvsim.results.runs import read_runs
-from kvsim.run.admitting import Profile
+from kvsim.run.profile import Profile
 from kvsim.trace.base import Trace
 from tests.plans.test_admission import plan
 from tests.run.test_scaled_runs import RULES
@@ -71,6 +71,26 @@ def test_a_prompt_is_computed_in_steps_beside_those_that_decode() -> None:
     assert profile.prefill_s([(0, 8192), (0, 100)], 0, 0) > one + profile.decode_step_s(1, 8192) * 0.99
     assert profile.prefill_s([(16, 116), (0, 50)], 3, 900) < one
     assert profile.prefill_s([], 3, 900) == 0.0 and steps is profile._steps
+
+
+def test_a_profile_knows_of_drafts_and_adapters() -> None:
+    """Three requests with drafts of 3 tokens take 12 of a step's 8,192; an adapter's step takes 2 ms more."""
+    plain, drafted = Profile(plan()), Profile(plan("engine.speculation.tokens=3", "engine.speculation.acceptance=[1.0]"))
+    assert plain.prefill_s([(0, 8180)], 3, 900) < 1.5 * drafted.prefill_s([(0, 8180)], 3, 900)
+    assert drafted.prefill_s([(0, 8181)], 3, 900) > drafted.prefill_s([(0, 8180)], 3, 900) + 0.9 * drafted.decode_step_s(3, 900)
+    assert (plain.tokens_per_step, drafted.tokens_per_step) == (1, 4)
+    adapters = ("engine.lora.max_loras=2", "engine.lora.adapter_bytes=1", "engine.lora.step_overhead_s=0.002")
+    assert Profile(plan(*adapters)).decode_step_s(3, 900) == pytest.approx(plain.decode_step_s(3, 900) + 0.002)
+
+
+def test_the_load_on_decode_counts_what_a_step_yields_with_drafts() -> None:
+    """A draft of 3 tokens that are always right yields 4: with an objective of half a step, nothing is refused."""
+    trace = kvsim.load_trace("synthetic", sessions=8, rate=0.01)
+    half_s = Profile(plan()).decode_step_s(1, 1000) / 2
+    line = (*GPU, "admission=predicted_ttft", "admission.ttft_s=1000", "admission.decode_load=true", f"admission.tpot_s={half_s}")
+    drafts = ("engine.speculation.tokens=3", "engine.speculation.acceptance=[1.0]")
+    assert kvsim.simulate(trace, *line, *drafts).admission["shed"] == 0
+    assert kvsim.simulate(trace, *line).admission["shed"] == len(trace.requests)
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ from kvsim.report.servers.pauses import Steps, brief_pauses, pauses, steps_of
 from kvsim.results.observed import ObservedRun
 
 REJECTED, SHED = "rejected", "shed"
-ERRORS: Mapping[int, str] = {IS_REJECTED: REJECTED, IS_SHED: SHED}
-"""What has become of requests that have failed, by their status."""
 """Why a request of a simulation has failed."""
+ERRORS: Mapping[int, str] = {IS_REJECTED: REJECTED, IS_SHED: SHED}
+"""The same by its status."""
 SAME_STEP_S = 0.002
 """Admissions that follow one another within this time belong to one step: steps take longer, and clocks are no better."""
 NEARLY_S = 0.006
