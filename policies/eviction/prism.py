@@ -2,12 +2,17 @@
 co-design, 2026, arXiv:2605.08581)."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.pages.extent_counts import PageCounts
 from kvsim.policies.eviction.base import RankedEviction
+
+
+SPARE: Final = 1024
+"""Nodes that may be remembered although they have left the tier, beside as many as are in it twice over."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -27,6 +32,8 @@ class Prism(RankedEviction):
         self._demand = PageCounts()
         self._arrived: dict[int, None] = {}
         """Requests that are counted, by their index."""
+        self._asked: dict[Node, int] = {}
+        """The demand of nodes, above 0, when they were ranked last."""
 
     def on_arrival(self, request: Request, now: float) -> None:
         if request.index not in self._arrived:
@@ -44,6 +51,8 @@ class Prism(RankedEviction):
             if path.partner is not None:
                 self._enter_again(path.partner)
             path = path.parent
+        if len(self._asked) > 2 * (len(self.line) + len(self.heap)) + SPARE:
+            self._asked = {one: demand for one, demand in self._asked.items() if one.is_evictable(self.tier)}
 
     def on_departure(self, request: Request, node: Node, now: float) -> None:
         self.on_finish(request, node, now)
@@ -53,9 +62,18 @@ class Prism(RankedEviction):
         if node.is_evictable(self.tier):
             self.on_evictable(node)
 
+    def on_evictable(self, node: Node) -> None:
+        self._asked.pop(node, None)
+        super().on_evictable(node)
+
     def rank(self, node: Node) -> tuple[int, float]:
+        """Return the demand and the last use. By vLLM's rules, a page may have copies off the path of the request that has ended:
+        their demand falls when they are announced next."""
         pages = node.partner if node.is_state else node
-        return self._demand.last(pages.runs) if pages is not None else 0, node.last_used_in(self.tier)
+        demand = self._demand.last(pages.runs) if pages is not None else 0
+        if demand or node in self._asked:
+            demand = self._asked[node] = max(demand, self._asked.get(node, 0))
+        return demand, node.last_used_in(self.tier)
 
     def pages_before(self, node: Node, next_rank: tuple[int, float]) -> int:
         return node.pages if node.is_state else self._demand.trailing(node.runs)
