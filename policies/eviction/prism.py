@@ -10,7 +10,6 @@ from kvsim.core.tree import Node
 from kvsim.pages.extent_counts import PageCounts
 from kvsim.policies.eviction.base import RankedEviction
 
-
 SPARE: Final = 1024
 """Nodes that may be remembered although they have left the tier, beside as many as are in it twice over."""
 
