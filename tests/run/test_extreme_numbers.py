@@ -95,7 +95,7 @@ AROUND: dict[str, tuple[str, tuple[str, ...]]] = {
     "prefetch": ("simulate", THREE_TIERS),
     "routing": ("simulate", ("cluster.engines=2",)),
     "scheduling": ("simulate", TOLD),
-    "autoscaling": ("simulate", ("cluster.engines=2",)),
+    "autoscaling": ("simulate", ("cluster.engines=4",)),
     "admission": ("simulate", ("slo.ttft_s=1",)),
     "admission=priority_shed": ("simulate", ("admission.priorities=[{type: chat, priority: -1}]",)),
     "rules": ("replay", ("tiers.cpu.capacity=3000pages",)),
