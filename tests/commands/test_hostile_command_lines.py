@@ -135,7 +135,7 @@ def test_no_command_line_ends_with_a_traceback(words: list[str], capfd: pytest.C
         is_sweep = any(word in ("-m", "--multirun") or "hydra.mode" in word for word in words)
         assert code in (0, 2), shown.err
         lines = shown.err.splitlines()
-        assert all(line.startswith("kvsim: ") for line in lines), shown.err
+        assert all(line.startswith(("kvsim: ", "  job ", "  jobs ") if is_sweep else "kvsim: ") for line in lines), shown.err
         if not is_sweep:
             assert len(lines) == (code == 2), shown.err
         if code == 2 and not is_sweep:
