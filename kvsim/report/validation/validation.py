@@ -22,6 +22,7 @@ from kvsim.results.fields import SCHEMA
 from kvsim.results.rates import count, digits, percent
 from kvsim.results.result import RunRecord, hit_definition, plain, to_json
 from kvsim.results.tolerances import Tolerances
+from kvsim.settings.earlier import with_later_settings
 
 QUANTILES = ("p50", "p90", "p99")
 MAY_DIFFER = ("substrate", "disk")
@@ -100,9 +101,12 @@ def failures(record: RunRecord) -> str:
 def check_same(one: Recording, other: Recording, *, same_hardware: bool = True) -> None:
     """Raise UsageError unless two runs have the same configuration, the same requests, and the same rejected requests.
 
+    The second may be recorded by an earlier version of kvsim: settings that it lacks count as their defaults.
     Without ``same_hardware``, the descriptions of the machine may differ, but not the number of GPUs and the sizes of tiers.
     """
-    configs = [_compared(run, same_hardware) for run in (one, other)]
+    today = one.record["config"]
+    earlier = with_later_settings(other.record["config"], other.record["choices"], today)
+    configs = [_compared(run, config, same_hardware) for run, config in ((one, today), (other, earlier))]
     where = f" ({other.name})"
     if differing := sorted(name for name in {*configs[0], *configs[1]} if configs[0].get(name) != configs[1].get(name)):
         raise UsageError(f"the two runs differ in {', '.join(differing)}: only runs of one configuration can be compared{where}")
@@ -112,11 +116,11 @@ def check_same(one: Recording, other: Recording, *, same_hardware: bool = True) 
         raise UsageError(f"rejected in only one of the two runs: request {unmatched[0]} and {len(unmatched) - 1} others{where}")
 
 
-def _compared(run: Recording, same_hardware: bool) -> dict[str, Any]:
+def _compared(run: Recording, config: Mapping[str, Any], same_hardware: bool) -> dict[str, Any]:
     """Return the settings that must be equal in two runs, and the sizes of the tiers."""
     left_out = {"hardware": ("noise",), "trace": ("path",)}
     compared: dict[str, Any] = {"tiers in pages": {name: tier["capacity_pages"] for name, tier in run.record["tiers"].items()}}
-    for name, value in run.record["config"].items():
+    for name, value in config.items():
         if name == "hardware" and not same_hardware:
             compared["hardware.gpus"] = value.get("gpus", 1)
         elif name not in MAY_DIFFER:
