@@ -237,7 +237,9 @@ def test_launches_of_the_real_runs_are_added_to_what_was_calibrated(study: Loade
     assert lines[-1].startswith("| a | +10.0 | +1.0 |")
 
 
-def test_launches_are_compared_in_three_ways(study: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_are_compared_in_three_ways_and_in_rounds(
+    study: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is served in each way, and what the table says of it: a configuration that fails is left out, and told."""
     launch = study["tiers_launch"]
     from kvsim.substrate.hardware.machine import Demand
@@ -250,7 +252,11 @@ def test_launches_are_compared_in_three_ways(study: Loaded, tmp_path: Path, monk
             return 1
         folder = Path(words[-1].removeprefix("output="))
         folder.mkdir(parents=True)
-        rows = [steps("both", 1, 2, 0.06, 0.03), steps("both", 513, 2, 9.0, 9.0), steps("decode", 1, 1, 9.0, 9.0)]
+        rows = [
+            steps("both", 1, 2, 0.06 if len(given) < 4 else 0.08, 0.03),
+            steps("both", 513, 2, 9.0, 9.0),
+            steps("decode", 1, 1, 9.0, 9.0),
+        ]
         (folder / "result.json").write_text(json.dumps({"hardware": {"steps": rows}}))
         return 0
 
@@ -258,14 +264,20 @@ def test_launches_are_compared_in_three_ways(study: Loaded, tmp_path: Path, monk
     words = ["model=tiny", "tiers.gpu.capacity=9pages", "tiers.cpu.capacity=9pages", "placement=write_through", "prefetch=none"]
     drawn = {"seed": 1, "drawn": [{"name": "a", "overrides": words, "simulated_s": 1.0}]}
     (tmp_path / "drawn.json").write_text(json.dumps(drawn))
-    (tmp_path / "m" / "hardware").mkdir(parents=True)
-    (tmp_path / "m" / "hardware" / "measured_tiny.yaml").write_text("flops_per_s: 1\n")
-    with tarfile.open(tmp_path / "m.tar.xz", "w:xz") as archive:
-        archive.add(tmp_path / "m", "m")
+    for machine, name in (("l", "other"), ("m", "a")):
+        (tmp_path / machine / "hardware").mkdir(parents=True)
+        (tmp_path / machine / "runs" / name).mkdir(parents=True)
+        with tarfile.open(tmp_path / f"{machine}.tar.xz", "w:xz") as archive:
+            archive.add(tmp_path / machine, machine)
     options = ["--configurations", str(tmp_path / "drawn.json"), "--recorded", str(tmp_path), "--output", str(tmp_path)]
-    assert launch.main([*options, "--only", "a"]) == 1
-    assert [is_own is True for _, is_own in given] == [False, True, False] and Demand.has_processes is not True
+    assert launch.main([*options, "--only", "a", "--runs", "2"]) == 1
+    assert [is_own is True for _, is_own in given] == [False, True, False] * 2 and Demand.has_processes is not True
     served = [[word for word in some if word in words] for some, _ in given]
-    assert served == [words, words, words[:2]]
+    assert served == [words, words, words[:2]] * 2
+    assert {Path(some[some.index("--config-dir") + 1]).name for some, _ in given} == {"m"}, "the machine that has served it"
     table = (tmp_path / "tiers_launch.md").read_text().splitlines()
-    assert table[-2:] == ["| a | as served | 2 | 15.00 | 30.00 | - | - |", "| a | own process | 2 | 15.00 | 30.00 | - | - |"]
+    assert table[-3:] == [
+        "| a | as served | 2, 2 | 15.00, 15.00 | 30.00, 40.00 | - | - |",
+        "| a | own process | 2, 2 | 15.00, 15.00 | 30.00, 40.00 | - | - |",
+        "| a | without tiers | 2 | 15.00 | 40.00 | - | - |",
+    ]
