@@ -14,7 +14,10 @@ PATIENCE_S = 60.0
 
 
 class Worker(Thread, Generic[T]):
-    """Calls ``work`` with each task it is given, in order, and ``failed`` with a task and the error it raised."""
+    """Calls ``work`` with each task it is given, in order, and ``failed`` with a task and the error it raised.
+
+    All tasks fail in a thread that cannot use its device.
+    """
 
     def __init__(
         self, name: str, work: Callable[[T], None], failed: Callable[[T, BaseException], None], device: torch.device
@@ -25,6 +28,8 @@ class Worker(Thread, Generic[T]):
         self.device = device
         self.is_closing = False
         """Set when the task under way may end early."""
+        self._unusable: Exception | None = None
+        """Why the device cannot be used."""
         self._given: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.start()
 
@@ -38,6 +43,7 @@ class Worker(Thread, Generic[T]):
 
         def answered() -> None:
             try:
+                self._check_device()
                 function()
             except BaseException as error:
                 answer.set_exception(error)
@@ -49,7 +55,10 @@ class Worker(Thread, Generic[T]):
 
     def run(self) -> None:
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
+            try:
+                torch.cuda.set_device(self.device)
+            except Exception as error:
+                self._unusable = error
         with torch.no_grad():
             while (act := self._given.get()) is not None:
                 act()
@@ -65,6 +74,11 @@ class Worker(Thread, Generic[T]):
         if self.is_closing:
             return
         try:
+            self._check_device()
             self.work(task)
         except BaseException as error:
             self.failed(task, error)
+
+    def _check_device(self) -> None:
+        if self._unusable is not None:
+            raise self._unusable
