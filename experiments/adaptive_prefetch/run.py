@@ -144,7 +144,7 @@ def finding(rows: Rows) -> str:
     times = {cpu_gib: gains(rows, cpu_gib, slower) for cpu_gib in CPU_GIB}
 
     def sizes(holds: Callable[[int], bool]) -> str:
-        return " and ".join(f"{cpu_gib} GiB" for cpu_gib in CPU_GIB if holds(cpu_gib)) or "no capacity"
+        return ", ".join(f"{cpu_gib} GiB" for cpu_gib in CPU_GIB if holds(cpu_gib)) or "no capacity"
 
     best = max(CPU_GIB, key=lambda cpu_gib: hits[cpu_gib].mean)
     return (

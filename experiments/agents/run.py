@@ -156,8 +156,8 @@ def finding(rows: Rows) -> str:
     lru = rows[Cell(furthest, "lru")]
     return (
         f"As an eviction order Continuum equals LRU or is slightly worse: {100 * min(gains):+.1f} to {100 * max(gains):+.1f} "
-        f"points of hit rate in the replay, {min(delays):+.1%} to {max(delays):+.1%} of mean TTFT. Tools run for longer than "
-        "their prompts take to recompute, so most learned times are 0. "
+        f"points of hit rate in the replay. In the closed loop its mean TTFT differs from LRU's by {min(delays):+.1%} to "
+        f"{max(delays):+.1%}. Tools run for longer than their prompts take to recompute, so most learned times are 0. "
         f"There is something to gain: Belady's bound is {100 * min(left):.1f} to {100 * max(left):.1f} points above LRU, most "
         "where memory is short. "
         f"The clock matters more than the policy: with {furthest}, LRU hits {lru.replayed:.1%} in recorded order and "

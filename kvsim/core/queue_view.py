@@ -9,6 +9,9 @@ from kvsim.core.request import Request
 from kvsim.core.serving import ServedCache
 from kvsim.core.tier import Tier
 
+Place = tuple[float, int, int]
+"""(time of arrival, index of the request, its sample): the order of arrival."""
+
 
 class Waiting(Prompt):
     """A request that waits to be admitted, for the first time or again after a retraction."""
@@ -18,8 +21,8 @@ class Waiting(Prompt):
     def __init__(self, request: Request, arrival_s: float) -> None:
         super().__init__()
         self.request = request
-        self.place = request.index, request.sample
-        """Its place among all requests, in order of arrival."""
+        self.place = arrival_s, request.index, request.sample
+        """Its place among all requests: in order of arrival, which in closed loops is not that of the trace."""
         self.arrival_s = arrival_s
         self.entry = -1
         """Number of its entry into the queue: requests that have begun to wait later have higher ones. -1: it does not wait."""

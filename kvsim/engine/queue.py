@@ -7,6 +7,7 @@ from math import inf
 from typing import Any
 
 from kvsim.core.answers import PolicyError, number, rank_number, users_classes
+from kvsim.core.queue_view import Place
 from kvsim.core.tier import overrides
 from kvsim.engine.job import QUEUED, Job
 from kvsim.policies.scheduling.base import SchedulingPolicy
@@ -53,7 +54,7 @@ class WaitingQueue(JobQueue):
         """Whether the policy is told of what running requests generate."""
         bound = self._policy.max_wait_s
         self._max_wait_s = inf if bound is None else number(self._policy_name, "max_wait_s", bound)
-        self._oldest: list[tuple[float, tuple[int, int], int, Job]] = []
+        self._oldest: list[tuple[float, Place, int, Job]] = []
         """(time of arrival, place, entry, job), with a bound; a job's earlier entries no longer count."""
         self._entries = 0
         self._now = 0.0
@@ -105,12 +106,12 @@ class WaitingQueue(JobQueue):
             heappop(oldest)
         return oldest[0][3] if self._now - oldest[0][0] > self._max_wait_s else None
 
-    def retraction_key(self, job: Job) -> tuple[float, float, tuple[int, int]]:
+    def retraction_key(self, job: Job) -> tuple[float, Place]:
         """Return what orders running jobs if the policy does: the highest is retracted first."""
         before = self._seen([job])
         rank = rank_number(self._policy_name, "retraction_rank()", self._policy.retraction_rank(job))
         self._check_unchanged("retraction_rank()", [job], before)
-        return rank, job.arrival_s, job.place
+        return rank, job.place
 
     def _seen(self, jobs: Sequence[Job]) -> list[tuple[object, ...]]:
         """Return what a policy of the user's own is about to see of these jobs; nothing for one of kvsim's."""

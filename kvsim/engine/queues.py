@@ -7,7 +7,7 @@ from math import inf
 from typing import Any, Final, cast
 
 from kvsim.core.answers import every_one, number, rank_number, refused
-from kvsim.core.queue_view import LookUps, Round, Waiting
+from kvsim.core.queue_view import LookUps, Place, Round, Waiting
 from kvsim.core.serving import ServedCache
 from kvsim.core.tier import Tier, overrides
 from kvsim.engine.job import Job
@@ -17,7 +17,7 @@ from kvsim.policies.scheduling.kept_order import KeptScheduling
 
 SPARE: Final = 64
 """A queue is built anew when it has this many entries more than twice those that count."""
-Entry = tuple[float, tuple[int, int], int, Job]
+Entry = tuple[float, Place, int, Job]
 """(rank, place, number, job)."""
 
 

@@ -87,6 +87,23 @@ SECOND_LOOK = ask(A), ask(B, 100), ask(A, 200)
 """With five pages on the GPU, the third request loads A."""
 
 
+def test_in_a_closed_loop_who_arrives_first_is_served_first_whatever_its_place_in_the_trace() -> None:
+    """The second request of the trace arrives at 10 s, the last one at 8 s; the third runs from 6 to 23 s."""
+    outcome = small_engine(gpu=64, max_running_requests=1).serve(
+        ask("a"), ask("ab", after=0, delay_s=5.0), ask("cdef", at=6.0), ask("x", at=8.0)
+    )
+    assert outcome.arrival_s.tolist() == seconds([0.0, 10.0, 6.0, 8.0])
+    assert outcome.columns["queue_s"].tolist() == seconds([0.0, 18.0, 0.0, 15.0])
+
+
+def test_in_a_closed_loop_who_arrived_last_is_retracted_first() -> None:
+    """Both answers grow to 6 pages of 9: the second request of the trace arrives last."""
+    small = small_engine(gpu=9)
+    outcome = small.serve(ask("a"), ask("b", after=0, delay_s=3.0, output=20), ask("c", at=7.0, output=20))
+    assert outcome.arrival_s.tolist() == seconds([0.0, 8.0, 7.0])
+    assert outcome.columns["retractions"].tolist() == [0, 1, 0]
+
+
 def test_a_request_shares_a_load_that_is_under_way() -> None:
     asks = ask(A), ask("efghijkl", 100), ask(A, 200), ask(A, 201)
     outcome = small_engine(gpu=9, cpu=30, overlap="none").serve(*asks)

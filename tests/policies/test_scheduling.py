@@ -237,7 +237,7 @@ def test_the_order_is_that_of_the_slow_model(name: str, seed: int) -> None:
             word, priority = random_word(random), random.randrange(3)
             (job,) = small.wait(word, at=float(now), priority=priority)
             entries += 1
-            models[job] = SlowJob(word, job.place[0], float(now), priority, entries)
+            models[job] = SlowJob(word, job.place[1], float(now), priority, entries)
             slow.jobs.append(models[job])
         count = random.randint(0, len(slow.jobs))
         if count:
