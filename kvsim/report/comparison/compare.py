@@ -265,7 +265,8 @@ class Comparison:
 
     def notes(self) -> list[str]:
         """Return the notes below the table."""
-        lines = list(dict.fromkeys(hit_definition(result["config"]) for result in self.results))
+        shed = any(shed_requests(result) for result in self.results)
+        lines = list(dict.fromkeys(hit_definition(result["config"], has_shed=shed) for result in self.results))
         if self.framed("belady"):
             lines.append(MEANING)
         if self.has_seeds:
