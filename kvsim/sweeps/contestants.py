@@ -44,8 +44,8 @@ FAMILIES = {
 UNRANKED = {
     "admission": "a leaderboard compares runs that serve the same requests, and these policies serve different ones: compare "
     "goodput and attainment with `kvsim simulate -m admission=NAME,NAME`",
-    "autoscaling": "what these policies are judged by is two numbers, goodput and the hours of engines, and a leaderboard has one: "
-    "compare both with `kvsim simulate -m autoscaling=NAME,NAME`",
+    "autoscaling": "what these policies are judged by is two numbers, goodput and the hours of engines, and a leaderboard has "
+    "one: compare both with `kvsim simulate -m autoscaling=NAME,NAME`",
 }
 """Why the policies of some families have no places."""
 
