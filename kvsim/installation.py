@@ -1,6 +1,7 @@
 """Whether the installation is in order: the linked folders are there, and compiled modules match the sources beside them."""
 
 import os
+import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -109,3 +110,15 @@ def _extension_modules(folder: Path, within: str = "") -> Iterator[str]:
 def _some(sources: list[str]) -> str:
     others = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
     return f"{sources[0]}{others}"
+
+
+def source_of(module: str) -> Path:
+    """Return the source file of a module that has been imported; what it returns for one without may not exist.
+
+    The ``__file__`` of a compiled module is not to be trusted: if another compiled one imports it, it has the package twice.
+    """
+    first, *rest = module.split(".")
+    if first == PACKAGE.name and rest:
+        return PACKAGE.joinpath(*rest).with_suffix(".py")
+    file = Path(getattr(sys.modules.get(module), "__file__", None) or "")
+    return file if file.suffix == ".py" else file.with_name(f"{module.rpartition('.')[2]}.py")

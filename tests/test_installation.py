@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,18 @@ import pytest
 import kvsim
 from kvsim import cli
 from kvsim.errors import UsageError
-from kvsim.installation import RECORD, SHARED_LIBRARY, SUFFIX, StaleBuild, build_name, checksum, is_compiled, remove, write_record
+from kvsim.installation import (
+    RECORD,
+    SHARED_LIBRARY,
+    SUFFIX,
+    StaleBuild,
+    build_name,
+    checksum,
+    is_compiled,
+    remove,
+    source_of,
+    write_record,
+)
 from kvsim.results.result import installed_versions
 
 PACKAGE = Path(kvsim.__file__).resolve().parent
@@ -81,6 +93,20 @@ def test_a_build_of_another_interpreter_is_not_seen(package: Path) -> None:
 def test_a_build_is_removed_whole(package: Path) -> None:
     remove(package)
     assert sorted(path.name for path in package.parent.rglob("*.*")) == ["lru.py", "tree.py"]
+
+
+@pytest.mark.parametrize("module", ["kvsim.policies.prefetch.threshold", "kvsim.policies.eviction.lru", "kvsim.plans.plan"])
+def test_the_source_of_a_module_is_found_whether_or_not_it_is_compiled(module: str) -> None:
+    kind = {"threshold": "class Threshold", "lru": "class LRU", "plan": "class Plan"}[module.rpartition(".")[2]]
+    assert kind in source_of(module).read_text()
+
+
+def test_the_source_of_a_users_module_is_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "of_a_user.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    import_module("of_a_user")
+    assert source_of("of_a_user") == tmp_path / "of_a_user.py"
+    monkeypatch.delitem(sys.modules, "of_a_user")
 
 
 def test_a_stale_build_is_a_mistake_and_a_failed_import() -> None:

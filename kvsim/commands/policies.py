@@ -2,7 +2,6 @@
 
 import ast
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from rich.console import Console
 from kvsim.commands.help import describe
 from kvsim.commands.layout import wrapped
 from kvsim.errors import UsageError
+from kvsim.installation import source_of
 from kvsim.plans.arguments import FAMILIES as CONTRACTS
 from kvsim.plans.construct import class_of
 from kvsim.report.terminal import print_table
@@ -86,6 +86,7 @@ def read_policy(family: str, path: Path) -> tuple[type, dict[str, Any]]:
 
 def docstring_of(cls: type) -> str:
     """Return a class's docstring, from its source: a compiled class has none."""
-    source = Path(str(import_module(cls.__module__).__file__)).parent / f"{cls.__module__.rpartition('.')[2]}.py"
-    found = [node for node in ast.parse(source.read_text()).body if isinstance(node, ast.ClassDef) and node.name == cls.__name__]
+    source = source_of(cls.__module__)
+    tree = ast.parse(source.read_text() if source.is_file() else "")
+    found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__]
     return (ast.get_docstring(found[0]) or "") if found else ""

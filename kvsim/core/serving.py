@@ -175,6 +175,8 @@ class ServedCache(Reported):
     takes_pages_late: bool = False
     """Whether the pages of a leap are taken after it, when it is known how many steps it had. Requires that making room for
     them starts no transfers."""
+    names_answers: bool = False
+    """Whether others can find pages of an answer, if it has no ``own_path``, from when its next page is taken."""
     slots_per_page: int = 1
     """Slots that the next page of an answer takes, at most."""
     slides_at: int = -1

@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from copy import deepcopy
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -63,7 +62,7 @@ def build_apis(plan: Plan, engines: int, api: str, settings: ServeSettings) -> l
     for number in range(engines):
         lengths = AnswerLengths(settings.output_tokens, settings.output_spread, plan.seed + number)
         own = ApiSettings(model=name, longest_tokens=settings.longest_tokens, texts=texts, lengths=lengths)
-        one = deepcopy(replace(plan, seed=plan.seed + number))  # policies have states
+        one = replace(plan, seed=plan.seed + number).with_own_policies()
         built.append(APIS[api](Emulator(one, settings.speed), own))
     return built
 

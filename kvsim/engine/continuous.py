@@ -116,21 +116,23 @@ class ContinuousBatching(Schedule):
         running.turn_to_idle_group()
         if running.joining:
             running.join()
-        needs_pages = running.decoding.needs_pages(1)
-        if self.cache.slides_at >= 0:
-            running.slide(1, in_turn=needs_pages)
-        if needs_pages and (running.admitted or self.queue):
-            steps = running.make_room(1)
-            if steps == WAITS:
-                return self._form_later()
-            if not steps:
-                return PLAN_AGAIN
+        if running.admitted or self.queue:
+            if running.decoding.needs_pages(1):
+                steps = running.make_room(1)
+                if steps == WAITS:
+                    return self._form_later()
+                if not steps:
+                    return PLAN_AGAIN
+            if self.cache.slides_at >= 0:
+                running.slide()
         return self._form()
 
     def _form_later(self) -> Any:
         """Form a step when decoding requests have their slots for it."""
         if not (yield from self.running.wait_for_room()):
             return PLAN_AGAIN
+        if self.cache.slides_at >= 0:
+            self.running.slide()
         step = self._form()
         if step is not None and not isinstance(step, Step):
             step = yield from step

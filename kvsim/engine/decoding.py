@@ -38,6 +38,8 @@ class Decoding:
         """The next step of each request in which it leaves pages behind its window."""
         self._context_offset = 0
         """Sum over the requests of (cached tokens - steps done)."""
+        self.shared_answers = 0
+        """Answers that other prompts may contain."""
         self._order = 0
         """Breaks ties between jobs."""
 
@@ -57,6 +59,7 @@ class Decoding:
         job.next_page_step = self.step + room + 1
         self.jobs[job] = None
         self._context_offset += tokens - self.step
+        self.shared_answers += request.own_path is None
         self._order += 1
         _push(self._ends, (job.last_step, self._order, job))
         self.need_page(job)
@@ -92,6 +95,7 @@ class Decoding:
         done = self.step - job.joined_step
         tokens = job.target_tokens - 1
         self._context_offset -= tokens - job.joined_step
+        self.shared_answers -= job.request.own_path is None
         job.generated += done
 
     def advance(self, steps: int) -> None:
@@ -115,6 +119,10 @@ class Decoding:
         """Return whether a request may need pages within ``steps`` steps."""
         needs = self._page_needs
         return bool(needs) and needs[0][0] <= self.step + steps
+
+    def steps_to_page(self) -> int:
+        """Return the number of steps before the next one in which a request may need a page, 1 or more."""
+        return max(1, self._page_needs[0][0] - self.step - 1) if self._page_needs else UNLIMITED
 
     def pages_due(self, steps: int) -> list[tuple[Job, Lease, int]]:
         """Remove and return the page needs of requests within ``steps`` steps, as (job, its lease, pages)."""
@@ -142,6 +150,26 @@ class Decoding:
                 job.next_page_step += pages * self.page_tokens
             self.need_page(job)
         return used
+
+    def in_turn(
+        self, due: list[tuple[Job, Lease, int]], steps: int
+    ) -> list[tuple[list[tuple[Lease, int]], list[tuple[Lease, int]]]]:
+        """Return what ``steps`` steps change, step by step: who leaves pages behind, as ``slides_due`` says it, and who takes a
+        page of those that were due for more steps, as (lease, 1); note the needs after them.
+
+        The first step is always there; others only if something changes.
+        """
+        last = self.step + steps
+        slides: dict[int, list[tuple[Lease, int]]] = {self.step + 1: []}
+        takes: dict[int, list[tuple[Lease, int]]] = {}
+        while self._slides and self._slides[0][0] <= last:
+            step = self._slides[0][0]
+            slides[step] = self.slides_due(step - self.step)
+        for job, lease, _ in due:
+            for step in range(job.next_page_step, min(last, job.last_step) + 1, self.page_tokens):
+                takes.setdefault(step, []).append((lease, 1))
+        self.pages_used(due, steps)
+        return [(slides.get(step, []), takes.get(step, [])) for step in sorted({*slides, *takes})]
 
     def need_page(self, job: Job) -> None:
         """Note when a request needs its next page."""

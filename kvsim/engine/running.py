@@ -231,12 +231,12 @@ class RunningRequests:
             self.decoding.add(job)
         self.joining.clear()
 
-    def slide(self, steps: int, *, in_turn: bool = False) -> None:
-        """Let the cache know which decoding requests leave pages behind their windows within ``steps`` steps.
+    def slide(self, *, in_turn: bool = False) -> None:
+        """Let the cache know which decoding requests leave pages behind their windows in the next step.
 
-        ``in_turn``: in the order of the requests that take pages for the next step.
+        ``in_turn``: in the order of the requests that take pages for it.
         """
-        self.cache.slide(self.decoding.slides_due(steps), in_turn=in_turn)
+        self.cache.slide(self.decoding.slides_due(1), in_turn=in_turn)
 
     def leap_steps(self) -> int:
         """Return the most decode steps that may follow each other without a look at the queue, 1 or more."""
@@ -245,6 +245,8 @@ class RunningRequests:
         steps = min(longest_leap(self.cache), self.decoding.steps_to_end())
         if self.cache.slides_at >= 0 and self.queue:  # what is left behind may make room for those that wait
             steps = min(steps, self.decoding.steps_to_slide())
+        if self.cache.names_answers and self.queue and self.decoding.shared_answers:  # those that wait may find their pages
+            steps = min(steps, self.decoding.steps_to_page())
         return steps
 
     def make_room(self, steps: int) -> int:
@@ -253,12 +255,6 @@ class RunningRequests:
         Returns the number of steps that have room; 0 if a request has been retracted or transfers have ended: then plan again.
         ``WAITS`` if time has to pass first: then ``wait_for_room`` tells it.
         """
-        steps = self._make_room(steps)
-        if steps > 0 and self.cache.slides_at >= 0:
-            self.cache.slide([], in_turn=False)
-        return steps
-
-    def _make_room(self, steps: int) -> int:
         cache = self.cache
         while due := self.decoding.pages_due(steps):
             if steps > 1 and cache.takes_pages_late:
@@ -266,6 +262,8 @@ class RunningRequests:
                     self._due_late = due
                     return steps
             else:
+                if cache.slides_at >= 0:
+                    self.slide(in_turn=True)
                 growth = cache.grow([(lease, pages) for _, lease, pages in due], self.env.now)
                 if growth.has_room:
                     if not self._note_pages(due, growth):
@@ -336,15 +334,22 @@ class RunningRequests:
 
     def advance(self, steps: int) -> None:
         """Record that decode steps have been made, and take the pages that they have needed where these are taken late."""
-        if self._due_late:
-            growth = self.cache.grow(self.decoding.pages_used(self._due_late, steps), self.env.now)
-            self._due_late = []
-            assert growth.has_room and not growth.transfers, "a leap had no room for its pages"
-        self.decoding.advance(steps)
+        due, self._due_late = self._due_late, []
         if self.cache.slides_at >= 0:
-            self.slide(0)
+            for leaving, needs in self.decoding.in_turn(due, steps):
+                self.cache.slide(leaving, in_turn=bool(needs))
+                if needs:
+                    self._grow_late(needs)
+                    self.cache.slide([], in_turn=False)
+        elif due:
+            self._grow_late(self.decoding.pages_used(due, steps))
+        self.decoding.advance(steps)
         if not self.cache.pauses_after_retraction:
             self.is_full = False
+
+    def _grow_late(self, needs: list[tuple[Lease, int]]) -> None:
+        growth = self.cache.grow(needs, self.env.now)
+        assert growth.has_room and not growth.transfers, "a leap had no room for its pages"
 
     def tell_generated(self) -> None:
         """Tell the scheduling policy of what has been generated so far."""

@@ -142,19 +142,20 @@ def _check_shapes(cls: type, given: Config, key: str) -> None:
 
 
 def _check_shape(kind: Any, value: Any, key: str) -> None:
+    """Raise UsageError for a value of another shape. A compiled class knows a list or a mapping, but not of what."""
     if get_origin(kind) in (Union, UnionType):
         kind = next((one for one in get_args(kind) if one is not type(None)), kind)
     if is_dataclass(kind):
         if not isinstance(value, dict):
             raise UsageError(f"{key} must be a mapping of settings, {{name: value, ...}}, not {value!r}")
         _check_shapes(cast(type, kind), value, key)
-    elif get_origin(kind) is dict and not isinstance(value, dict):
+    elif dict in (kind, get_origin(kind)) and not isinstance(value, dict):
         raise UsageError(f"{key} must be a mapping, {{name: value, ...}}, not {value!r}")
-    elif get_origin(kind) is list:
+    elif list in (kind, get_origin(kind)):
         if not isinstance(value, list):
             raise UsageError(f"{key} must be a list, [...], not {value!r}")
         for at, item in enumerate(value):
-            _check_shape(get_args(kind)[0], item, f"{key}[{at}]")
+            _check_shape(next(iter(get_args(kind)), Any), item, f"{key}[{at}]")
 
 
 def check_names(key: str, node: Any, known: Iterable[str]) -> None:

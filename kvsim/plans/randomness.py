@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+from kvsim.installation import source_of
 from kvsim.plans.plan import Plan
 
 GENERATOR = b".rng"
@@ -42,6 +42,5 @@ def _reads_generator(kind: type) -> bool:
     """Return whether the source of a class's module reads a generator; True for a module without a readable source."""
     if kind.__module__ in sys.builtin_module_names or kind.__module__.partition(".")[0] in sys.stdlib_module_names:
         return False
-    file = Path(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
-    source = file if file.suffix == ".py" else file.with_name(kind.__module__.rpartition(".")[2] + ".py")
+    source = source_of(kind.__module__)
     return not source.is_file() or GENERATOR in source.read_bytes()

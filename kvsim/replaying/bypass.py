@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvsim.bounds.lru_curve import usable_pages
 from kvsim.core.answers import refused, whole_number
@@ -57,7 +57,8 @@ class BypassTier(Server):
         self.tiers = [tier]
         self.counts = Counts()
         self.page_tokens = page_tokens
-        self._policy = policy
+        self._ask: Any = policy.use
+        """Typed so that its answers may be anything."""
         self._policy_name = eviction_policy(tier)
         indices = values_of(requests, "index")
         self._too_large = {index for index, pages in zip(indices, taken, strict=True) if pages > largest_pages}
@@ -90,7 +91,7 @@ class BypassTier(Server):
         return BypassLease((hit_pages, 0, 0))
 
     def _use(self, request: Request) -> tuple[object, object]:
-        answer: object = self._policy.use(request)
+        answer: object = self._ask(request)
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise refused(self._policy_name, "use()", answer, "hit pages and kept pages")
         return answer

@@ -7,12 +7,12 @@ from kvsim.report.figure import Picture
 from kvsim.report.ghosts import NO_BOUNDS, Bounds, bounds_note, ghosts, share_of_belady
 from kvsim.report.headline import tiles, title_of, verdict
 from kvsim.report.pictures import phase_figure, pictures_of
-from kvsim.report.summary import MOST_ENGINES, engine_table, facts, scope, shares, tables
+from kvsim.report.summary import MOST_ENGINES, engine_table, facts, hit_note, shares, tables
 from kvsim.report.template import foot, render_page
 from kvsim.report.tier_looks import look_of
 from kvsim.results.counters import COUNTERS
 from kvsim.results.rates import count, percent
-from kvsim.results.result import RunRecord, hit_definition
+from kvsim.results.result import RunRecord
 
 BESIDE = ("prefetch", "placement", "checkpoints", "warning")
 """Facts that the page shows elsewhere: as a table, and above the facts."""
@@ -37,7 +37,7 @@ def render(result: RunRecord, shared_script: str | None = None, bounds: Bounds =
         facts=[(name, text) for name, text in facts(result) if name not in BESIDE],
         shares=[(name, percent(share), look_of(name).colour) for name, share in shares(result)],
         ghosts=ghosts(bounds),
-        notes=[f"{hit_definition(result['config'])} {scope(result)}".rstrip(), *filter(None, [bounds_note(result, bounds)])],
+        notes=[hit_note(result), *filter(None, [bounds_note(result, bounds)])],
         tables=tables(result),
         counters=_counters(result),
         all_engines=engines if len(engines.rows) > MOST_ENGINES else None,

@@ -28,7 +28,7 @@ from kvsim.results.runs import Run
 
 RUN_COLUMNS = (
     "rate", "requests_per_s", "attainment", "goodput_requests_per_s", "ttft_s_p99", "tpot_s_p99", "hit_rate", "rejected",
-    "folder",
+    "shed", "folder",
 )  # fmt: skip
 NUMBERED = re.compile(r"-?\d")
 """Values that mean nothing without their setting."""
@@ -144,7 +144,8 @@ def _rate(rate: float | None) -> str:
 
 
 def _runs(record: RunRecord) -> Table:
-    columns = ("rate", "requests/s", "attainment", "goodput (requests/s)", "TTFT p99 (s)", "TPOT p99 (s)", "hit rate")
+    unserved = [name for name in ("rejected", "shed") if any(run[name] for run in record["runs"])]
+    columns = ("rate", "requests/s", "attainment", "goodput (requests/s)", "TTFT p99 (s)", "TPOT p99 (s)", "hit rate", *unserved)
     rows: list[tuple[str, ...]] = [
         (
             _rate(run["rate"]),
@@ -154,6 +155,7 @@ def _runs(record: RunRecord) -> Table:
             digits(run["ttft_s_p99"]),
             digits(run["tpot_s_p99"]),
             percent(run["hit_rate"]),
+            *[count(run[name]) for name in unserved],
         )
         for run in record["runs"]
     ]

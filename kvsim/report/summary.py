@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from kvsim.results.rates import UNKNOWN, count, digits, percent
 from kvsim.results.records import rows_of
-from kvsim.results.result import RunRecord
+from kvsim.results.result import RunRecord, hit_definition
 
 MOST_ENGINES = 16
 """Most engines shown in a summary."""
@@ -154,6 +154,11 @@ def shed_requests(result: RunRecord) -> int:
     """Return how many of the counted requests the admission policy has refused."""
     found: int = (result.get("admission") or {}).get("shed", 0)
     return found
+
+
+def hit_note(result: RunRecord) -> str:
+    """Say what a hit is in this run, and what its rates are about."""
+    return f"{hit_definition(result['config'], has_shed=shed_requests(result) > 0)} {scope(result)}".rstrip()
 
 
 def _hit_rate(result: RunRecord) -> str:

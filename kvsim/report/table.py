@@ -4,11 +4,11 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from kvsim.report.summary import Table, facts, scope, shares, tables
+from kvsim.report.summary import Table, facts, hit_note, shares, tables
 from kvsim.report.terminal import print_table
 from kvsim.report.tier_looks import look_of
 from kvsim.results.rates import percent
-from kvsim.results.result import RunRecord, hit_definition
+from kvsim.results.result import RunRecord
 
 BAR_WIDTH = 72
 
@@ -19,7 +19,7 @@ def print_result(result: RunRecord, console: Console) -> None:
     console.print(Text(f"kvsim {result['command']}", "bold"))
     console.print(_facts(result), width=width)
     console.print(_bar(result, console, min(width, BAR_WIDTH)), width=width)
-    console.print(Text(f"{hit_definition(result['config'])} {scope(result)}".rstrip(), "dim"), width=width)
+    console.print(Text(hit_note(result), "dim"), width=width)
     for table in tables(result):
         console.print()
         print_summary(table, console, width)

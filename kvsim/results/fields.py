@@ -235,7 +235,8 @@ FIELDS: list[Field] = [
             Measure("prompt_tokens_per_s", "prompt tokens/s", Path("throughput.prompt_tokens_per_s"), digits, 1, place=13),
         ),
         meaning="`offered_requests_per_s` (arrivals, from the first to the last), `requests_per_s`, `prompt_tokens_per_s`, "
-        "`output_tokens_per_s` in simulated time",
+        "`output_tokens_per_s` of what was served, in simulated time, from the first arrival to the last end; the first request "
+        "may have been rejected or shed",
     ),
     Field(
         name="slo", kind=SLO | None, presence=LATER, better=-1, of=lambda run: attained(run.outcome, run.slo, run.counted),

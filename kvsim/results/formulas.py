@@ -112,7 +112,7 @@ def throughput(run: Basis) -> dict[str, float | None]:
     Requests are offered from the first counted arrival to the last one.
     """
     outcome = run.outcome
-    timed, seconds = run.served & ~np.isnan(outcome.e2e_s), span_s(outcome, run.served)
+    timed, seconds = run.served & ~np.isnan(outcome.e2e_s), span_s(outcome, run.counted)
     output = int((of_requests(outcome, "output_tokens") * of_requests(outcome, "samples"))[timed].sum())
     arrived = outcome.arrival_s[run.counted]
     between = arrived.max() - arrived.min() if arrived.size and not np.isnan(outcome.ttft_s).all() else 0.0

@@ -21,11 +21,15 @@ def spread(values: np.ndarray) -> dict[str, float | None]:
     return {"mean": float(known.mean()), "p50": p50, "p90": p90, "p99": p99}
 
 
-def span_s(outcome: Outcome, served: np.ndarray) -> float:
-    """Return the seconds from the first arrival of these requests to the last of their ends; 0 without a clock."""
-    timed = served & ~np.isnan(outcome.e2e_s)
-    arrivals = outcome.arrival_s[timed]
-    return float((arrivals + outcome.e2e_s[timed]).max() - arrivals.min()) if arrivals.size else 0.0
+def span_s(outcome: Outcome, counted: np.ndarray) -> float:
+    """Return the seconds from the first arrival of these requests to the last end of those that were served; 0 without a clock.
+
+    The first one may have been rejected or shed: clients such as ``vllm bench serve`` time a run from the first request sent.
+    """
+    ends = counted & ~np.isnan(outcome.e2e_s)
+    if not ends.any():
+        return 0.0
+    return float((outcome.arrival_s + outcome.e2e_s)[ends].max() - np.fmin.reduce(outcome.arrival_s[counted]))
 
 
 def ratio(part: float, whole: float) -> float | None:

@@ -87,15 +87,18 @@ def warmup_requests(warmup: float, requests: int) -> int:
     return int(Fraction(str(warmup)) * requests)
 
 
-def hit_definition(config: Mapping[str, Any]) -> str:
-    """Return the definition of a hit under ``config`` in one sentence, to be shown with every rate."""
+def hit_definition(config: Mapping[str, Any], *, has_shed: bool = False) -> str:
+    """Return the definition of a hit under ``config`` in one sentence, to be shown with every rate.
+
+    ``has_shed``: whether the admission policy has refused requests.
+    """
     full = _setting(config, "trace", "tail") != "all"
     last = _setting(config, "rules", "recompute_last_token") is not False
     return (
         "A hit is a prompt token reused at admission: contiguous from the start, counted once, "
         + ("full pages only" if full else "full pages and the trailing partial one")
         + (", never the whole prompt" if last else "")
-        + "; rejected requests are excluded."
+        + f"; rejected {'and shed ' if has_shed else ''}requests are excluded."
     )
 
 

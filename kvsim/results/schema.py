@@ -188,6 +188,7 @@ PROBED = shape(
     tpot_s_p99=MaybeNumber,
     hit_rate=MaybeShare,
     rejected=Count,
+    shed=Count,
     folder=str,
 )
 SATURATION = shape(

@@ -106,15 +106,15 @@ def attained(outcome: Outcome, slo: Slo, counted: np.ndarray) -> dict[str, Any] 
     if not slo.is_set:
         return None
     met = slo.met(outcome)
-    served = counted & (outcome.status == FINISHED)
+    seconds = span_s(outcome, counted)
     own = {} if slo.by is None else {"by": slo.by, "by_class": slo.by_class}
     return {
         "ttft_s": slo.ttft_s,
         "tpot_s": slo.tpot_s,
         **own,
         "attainment": _attainment(met, counted),
-        "goodput_requests_per_s": ratio(int(np.count_nonzero(met & counted)), span_s(outcome, served)),
-        "classes": list(_classes(outcome, met, counted, span_s(outcome, served))),
+        "goodput_requests_per_s": ratio(int(np.count_nonzero(met & counted)), seconds),
+        "classes": list(_classes(outcome, met, counted, seconds)),
     }
 
 

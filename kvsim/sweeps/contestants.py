@@ -41,6 +41,13 @@ FAMILIES = {
     "routing": Family("simulate", "ttft_s"),
     "scheduling": Family("simulate", "ttft_s"),
 }
+UNRANKED = {
+    "admission": "a leaderboard compares runs that serve the same requests, and these policies serve different ones: compare "
+    "goodput and attainment with `kvsim simulate -m admission=NAME,NAME`",
+    "autoscaling": "what these policies are judged by is two numbers, goodput and the hours of engines, and a leaderboard has "
+    "one: compare both with `kvsim simulate -m autoscaling=NAME,NAME`",
+}
+"""Why the policies of some families have no places."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +64,8 @@ class LeaderboardSettings:
     def __post_init__(self) -> None:
         for name, known in (("family", FAMILIES), ("measure", MEASURES)):
             value = getattr(self, name)
+            if name == "family" and value in UNRANKED:
+                raise ValueError(f"family={value}: {UNRANKED[value]}")
             if value is not None and value not in known:
                 hint = closest(value, known) or f"; choose from {', '.join(known)}"
                 raise ValueError(f"{name}: there is no {value!r}{hint}")

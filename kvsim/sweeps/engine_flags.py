@@ -146,7 +146,10 @@ OF_TIERS = {"placement": "cpu", "prefetch": "disk"}
 """Groups that are of no matter without a tier."""
 OF_VLLM = {"scheduling": {"fcfs": "fcfs", "priority": "priority"}, "eviction": {"lru": "lru"}}
 STORES_ALL = {"write_through": "", "store_threshold": ""}
-OF_VLLM_OFFLOADING = OF_VLLM | {"eviction@tiers.cpu.eviction": {"lru": "lru"}, "placement": STORES_ALL}
+OF_VLLM_OFFLOADING = OF_VLLM | {
+    "eviction@tiers.cpu.eviction": {"lru": "lru", "arc": "arc"},
+    "placement": STORES_ALL,
+}
 OF_SGLANG = {
     "scheduling": {"fcfs": "fcfs", "longest_prefix": "lpm", "dfs_weight": "dfs-weight"},
     "eviction": {name: name for name in ("lru", "lfu", "slru", "fifo", "mru", "filo", "priority")},
@@ -225,6 +228,21 @@ def _unlimited_storage(setup: Setup) -> str:
     return "the storage in files is not limited to the size of the drive by these flags" if setup.disk_bytes else ""
 
 
+def _other_than_lru(setup: Setup) -> str:
+    """vLLM's default for its CPU tier is LRU; it has no flag of its own for others."""
+    name = OF_VLLM_OFFLOADING["eviction@tiers.cpu.eviction"].get(setup.choice("eviction@tiers.cpu.eviction"), "lru")
+    if not setup.cpu_bytes or name == "lru":
+        return ""
+    return f"eviction@tiers.cpu.eviction={name} is eviction_policy of kv_connector_extra_config in --kv-transfer-config"
+
+
+def _small_part(setup: Setup) -> str:
+    """SGLang takes whole GB, and without ``--hicache-size`` twice the pool on the GPU."""
+    if not setup.cpu_bytes or _per_gpu(setup.cpu_bytes, setup, 10**9) >= 1:
+        return ""
+    return "--hicache-size is in whole GB for each GPU, and this configuration has less: without it, SGLang takes another size"
+
+
 def _threshold(setup: Setup) -> str:
     node = setup.plan.config["placement"]
     if not setup.cpu_bytes or setup.choice("placement") != "store_threshold" or node.get("k", 0) < 2:
@@ -240,7 +258,7 @@ SERVERS = (
     Server(
         name="vLLM", engine="vLLM", command=f"vllm serve {MODEL}", policies=OF_VLLM_OFFLOADING, tiers=("gpu", "cpu"),
         flags=VLLM_FLAGS | {"--kv-offloading-size": _of_tier(_cpu, lambda setup: _number(setup.cpu_bytes / GIB))},
-        environment={}, files={}, notes=(_threshold, _own_groups),
+        environment={}, files={}, notes=(_threshold, _other_than_lru, _own_groups),
     ),
     Server(
         name="vLLM with LMCache", engine="vLLM", command=f"vllm serve {MODEL}", policies=OF_VLLM | OF_LMCACHE,
@@ -252,7 +270,7 @@ SERVERS = (
         name="SGLang", engine="SGLang", command=f"python -m sglang.launch_server --model-path {MODEL}", policies=OF_HICACHE,
         tiers=("gpu", "cpu", "disk"), flags=SGLANG_FLAGS | HICACHE_FLAGS,
         environment={"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": _of_tier(_disk, lambda setup: FOLDER)}, files={},
-        shared_tiers=("disk",), notes=(_small_host_pool, _unlimited_storage, _micro_batches),
+        shared_tiers=("disk",), notes=(_small_host_pool, _small_part, _unlimited_storage, _micro_batches),
     ),
     Server(
         name="SGLang with LMCache", engine="SGLang", command=f"python -m sglang.launch_server --model-path {MODEL}",

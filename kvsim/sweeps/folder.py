@@ -120,7 +120,7 @@ def write_comparison(folder: Path, runs: list[Run]) -> list[str]:
 
     These are ``sweep.csv``; unless all failed, ``report.html``; with several seeds ``means.csv``, with objectives ``pareto.csv``.
     """
-    from kvsim.report.comparison.compare import comparison_csv, means_csv
+    from kvsim.report.comparison.csv_text import comparison_csv, means_csv
     from kvsim.report.comparison.pareto import front_of
 
     texts = {"sweep.csv": comparison_csv(runs)}

@@ -21,7 +21,10 @@ from kvsim.run.play import check_verified
 from kvsim.run.saturation import Found, Probe, highest_rate
 from kvsim.sweeps.folder import finished
 
-PROBED = ("requests_per_s", "attainment", "goodput_requests_per_s", "ttft_s_p99", "tpot_s_p99", "hit_rate", "rejected", "folder")
+PROBED = (
+    "requests_per_s", "attainment", "goodput_requests_per_s", "ttft_s_p99", "tpot_s_p99", "hit_rate", "rejected", "shed",
+    "folder",
+)  # fmt: skip
 """What is recorded of each run beside its rate."""
 
 
@@ -121,6 +124,7 @@ def probed(probe: Probe) -> dict[str, Any]:
         result["tpot_s"]["p99"],
         result["hit_rate"],
         result["rejected"],
+        (result.get("admission") or {}).get("shed", 0),
         folder,
     )
     return {"rate": probe.rate, **dict(zip(PROBED, values, strict=True))}

@@ -7,7 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from kvsim.report.comparison.compare import NEAR, Comparison, comparison_csv
+from kvsim.report.comparison.compare import NEAR, Comparison
+from kvsim.report.comparison.csv_text import comparison_csv
 from kvsim.report.notebook import comparison_html
 from kvsim.results.fields import BY_KEY
 from kvsim.results.frame import columns_of, frame

@@ -38,6 +38,10 @@ class PredictedTtft(AdmissionPolicy):
 
     The load on decode is that of now (Mooncake's early rejection); its prediction for the time when the prompt is computed is
     left out, and so are copies between tiers and engines. The order is first come, first served.
+
+    As Mooncake's, which is that of the queue and of the prefill (its algorithm 1), the prediction has no wait for free pages: its
+    engines for prefill keep none for answers, and how long answers will be is not known. Where prompts wait for memory, times are
+    longer than predicted: a factor below 1 leaves room for that.
     """
 
     factor: float = 1.0

@@ -30,6 +30,9 @@ class PrefixAware(RoutingPolicy):
     abs and rel are balance_abs_threshold and balance_rel_threshold; matched is the share of the prompt's tokens. The tree of
     an engine holds the prompts sent there, not what the engine still has cached.
 
+    An engine that has just started has no prompts, so it gets only those that match nowhere, until the load is uneven: where
+    sessions go on for long and fewer than abs requests are under way, autoscaling helps new sessions only.
+
     The original compares characters, and every ``eviction_interval_secs`` shortens trees that have become too large, by whole
     nodes; this tree compares pages, and never becomes too large. Answers are in neither. SGLang fell back to the smallest tree
     until December 2025, then to the lowest load. Its options of 2026, such as drawing candidates for that, are left out.

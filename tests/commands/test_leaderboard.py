@@ -112,6 +112,8 @@ def test_any_family_may_be_ranked_by_times(tmp_path: Path) -> None:
         (["leaderboard.policies=[lfuu]"], "there is no eviction policy 'lfuu'"),
         (["leaderboard.policies=[]"], "policies is empty"),
         (["leaderboard.family=evict"], "there is no 'evict'"),
+        (["leaderboard.family=admission"], "these policies serve different ones: compare goodput and attainment with"),
+        (["leaderboard.family=autoscaling"], "two numbers, goodput and the hours of engines, and a leaderboard has one"),
         (["leaderboard.measure=speed"], "there is no 'speed'"),
         (["leaderboard.workers=0"], "workers"),
         (["eviction.protected_hits=3"], "eviction.protected_hits"),

@@ -85,6 +85,21 @@ def test_runs_that_have_finished_are_not_run_again(folder: Path) -> None:
     assert 2 / 1.05 <= record()["rate"] <= 2
 
 
+def test_requests_that_were_refused_are_in_the_table_of_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """One request in service and one that waits: beyond a rate of 4, every other one is refused."""
+    limited = "admission=queue_limit", "admission.waiting_requests=1", "saturate.attainment=0.7"
+    assert saturate(*SERVER, *limited) == 0
+    runs = record()["runs"]
+    for run in runs:
+        result = json.loads(Path("out", run["folder"], "result.json").read_text())
+        assert (run["shed"], run["rejected"]) == (result["admission"]["shed"], 0)
+    assert runs[0]["shed"] == 0 < runs[-1]["shed"]
+    with open("out/saturate.csv") as file:
+        assert [int(row["shed"]) for row in csv.DictReader(file)] == [run["shed"] for run in runs]
+    columns = capsys.readouterr().out.rpartition("attainment")[2]
+    assert "shed" in columns and "rejected" not in columns
+
+
 def test_a_sweep_orders_configurations_by_rate(capsys: pytest.CaptureFixture[str]) -> None:
     assert saturate("-m", *SERVER, "slo.ttft_s=0.6", "hardware.fixed_s=0.5,0.25") == 0
     assert 2 / 1.05 <= record("out/0")["rate"] <= 2 and 4 / 1.05 <= record("out/1")["rate"] <= 4.2

@@ -134,8 +134,12 @@ def draw(random: Random, *, shares_answers: bool, count: int | None = None) -> l
     return requests
 
 
+FOUND_BY_WAITING = (1834, 4295)
+"""Seeds that draw a request which fits once it finds pages of an answer that has grown while it waited."""
+
+
 @pytest.mark.parametrize(("names_answers", "shares_answers"), [(True, False), (False, False), (True, True)])
-@pytest.mark.parametrize("seed", range(EXAMPLES // 2))
+@pytest.mark.parametrize("seed", [*range(EXAMPLES // 2), *FOUND_BY_WAITING])
 def test_the_schedule_is_that_of_the_slow_model(seed: int, names_answers: bool, shares_answers: bool):
     """Pages of answers that other prompts contain can be found when the next page is taken: in vLLM, one step earlier."""
     random = Random(seed)

@@ -52,6 +52,20 @@ def test_an_uneven_load_decides_alone(counts: tuple[int, int], chosen: int) -> N
     assert small.send(prompt((0, 10)), 1.0) == chosen
 
 
+def test_an_engine_that_has_started_gets_only_what_matches_nowhere_until_the_load_is_uneven() -> None:
+    """Engine 1 starts when engine 0 has two sessions, whose turns stay there up to a difference of 64 requests."""
+    small = router(PrefixAware(), engines=2)
+    small.drain(1, 0.0)
+    assert [small.send(prompt((100 * at, 10)), float(at)) for at in range(2)] == [0, 0]
+    small.up(1, 2.0)
+    assert small.send(prompt((0, 10), (50, 1)), 3.0) == 0
+    assert small.send(prompt((200, 10)), 4.0) == 1
+    in_flight(small, 65, 1)
+    assert small.send(prompt((0, 10), (60, 1)), 5.0) == 0
+    in_flight(small, 66, 1)
+    assert small.send(prompt((0, 10), (70, 1)), 6.0) == 1
+
+
 def test_a_prompt_that_is_sent_to_balance_the_load_is_remembered_there() -> None:
     """Engine 0 got the prefix first and stays its owner, until it fails."""
     small = router(PrefixAware(balance_abs_threshold=1, balance_rel_threshold=1.0), engines=2)

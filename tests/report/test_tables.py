@@ -18,7 +18,8 @@ from kvsim.engine.book import Book
 from kvsim.engine.columns import COLUMNS, SAME, Column, recorded
 from kvsim.engine.outcome import Outcome, TierUse
 from kvsim.errors import UsageError
-from kvsim.report.comparison.compare import Comparison, comparison_csv
+from kvsim.report.comparison.compare import Comparison
+from kvsim.report.comparison.csv_text import comparison_csv
 from kvsim.report.comparison.objective import known_objectives, objective, usual_direction
 from kvsim.report.folder import write_run
 from kvsim.report.pictures import pictures_of

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import kvsim
 from kvsim.errors import UsageError
-from kvsim.report.comparison.compare import comparison_csv, means_csv
+from kvsim.report.comparison.csv_text import comparison_csv, means_csv
 from kvsim.report.comparison.html import render_comparison
 from kvsim.report.html import render
 from kvsim.results.fields import FIELDS

@@ -106,6 +106,12 @@ def test_throughput_counts_from_the_first_arrival_to_the_last_finish(simulated: 
     assert summary(simulated, warmup=0.5)["throughput"]["prompt_tokens_per_s"] == 5.0
 
 
+def test_throughput_counts_from_the_first_arrival_even_if_that_was_rejected(outcome_of: Callable[..., Outcome]):
+    """The first of three requests, which arrive at 0, 1 and 2 s, is rejected; the last one ends at 2 + 1 + 2 = 5 s."""
+    outcome = outcome_of([40] * 3, [(0, 0, 0)] * 3, rejected=[0], ttft_s=[np.nan, 1, 1])
+    assert summary(outcome)["throughput"]["requests_per_s"] == 2 / 5
+
+
 def test_a_backlog_after_the_last_request_does_not_make_a_link_busier_than_it_can_be(simulated: Outcome):
     """The requests end after 10 s; the link, busy from the start, needs 15 s."""
     link = simulated.links["cpu_to_gpu"]
@@ -138,6 +144,7 @@ def test_values_become_those_of_json():
 
 def test_the_definition_of_a_hit_follows_the_settings():
     assert "full pages only, never the whole prompt" in hit_definition({})
+    assert hit_definition({}, has_shed=True).endswith("; rejected and shed requests are excluded.")
     loose = hit_definition({"trace": {"tail": "all"}, "rules": {"recompute_last_token": False}})
     assert "the trailing partial one;" in loose
     assert "whole prompt" not in loose

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvsim.cli import main
+from kvsim.installation import is_compiled
 
 TIERS = ("tiers.gpu.capacity=6000pages", "tiers.cpu.capacity=9000pages", "tiers.disk.capacity=20000pages")
 FAMILIES = {
@@ -81,7 +82,7 @@ WITH_A_CLOCK = [
     (
         "scheduling",
         "def bind(self, context): self.max_wait_s = -1",
-        f"{SCHEDULING}-1 from max_wait_s, not a number of at least 0",
+        f"{SCHEDULING}{float(-1) if is_compiled() else -1} from max_wait_s, not a number of at least 0",
     ),
 ]
 COMMANDS = ("replay", "simulate")
@@ -170,7 +171,11 @@ def test_the_calls_that_led_to_an_error_are_shown_on_demand(folder: Path, capfd:
 
 
 BREACHES = [
-    ("eviction", "def bind(self, context): pass", "AttributeError: 'Mine' object has no attribute"),
+    (
+        "eviction",
+        "def bind(self, context): pass",
+        "AttributeError: attribute '_offered'" if is_compiled() else "AttributeError: 'Mine' object has no attribute",
+    ),
     ("eviction", "def victims(self): return []", "TypeError: Mine.victims() takes 1 positional argument but 2 were given"),
 ]
 
@@ -187,6 +192,7 @@ def test_a_method_that_is_not_what_the_contract_says_names_its_class(
     assert shown.count("\n") == 1
 
 
+@pytest.mark.skipif(is_compiled(), reason="compiled, a node refuses such values: the policy's own line fails")
 @pytest.mark.parametrize("change", ["node.hits = None", "node.children = None"])
 def test_a_policy_that_changes_a_node_is_named_although_kvsim_failed(
     change: str, folder: Path, capfd: pytest.CaptureFixture[str]

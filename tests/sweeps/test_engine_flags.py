@@ -106,8 +106,8 @@ def test_what_a_server_does_not_have_is_told() -> None:
     assert notes["vLLM"]["notes"] == [
         "scheduling=longest_prefix is not among what vLLM has (fcfs, priority)",
         "eviction=arc is not among what vLLM has (lru)",
-        "eviction@tiers.cpu.eviction=arc is not among what vLLM has (lru)",
         "placement=write_back is not among what vLLM has (write_through, store_threshold)",
+        "eviction@tiers.cpu.eviction=arc is eviction_policy of kv_connector_extra_config in --kv-transfer-config",
     ]
     sglang = notes["SGLang"]
     assert (
@@ -127,6 +127,12 @@ def test_no_server_moves_pages_during_tool_calls() -> None:
 def test_a_host_pool_that_sglang_refuses_is_told() -> None:
     assert started(cpu=20 * GIB)["SGLang"]["notes"][-1].startswith("SGLang refuses a host pool that is no larger than the pool")
     assert not any("refuses" in note for note in started(cpu=200 * GIB)["SGLang"]["notes"])
+
+
+def test_less_than_a_gb_of_host_memory_is_no_size_for_sglang() -> None:
+    found = started("tiers.gpu.capacity=1GiB", cpu=1500 * 2**20)["SGLang"]
+    assert "--hicache-size" not in flags(found["command"])
+    assert found["notes"][-1].startswith("--hicache-size is in whole GB for each GPU, and this configuration has less")
 
 
 def test_the_rules_of_an_engine_are_those_of_its_server() -> None:

@@ -49,7 +49,7 @@ class SteppedCache(ServedCache):
         self.page_tokens = page_tokens
         self.leases = {}
         self._last_token = int(rules.recompute_last_token)
-        self._cache_output = rules.cache_output
+        self.names_answers = bool(rules.cache_output)
 
     # --- match and admit -----------------------------------------------------------------------------------------------------
 
@@ -66,12 +66,12 @@ class SteppedCache(ServedCache):
 
     def _path(self, request: Request) -> tuple[Extent, ...]:
         """Return the pages of a request that get names."""
-        answer = request.output_runs if self._cache_output else None
+        answer = request.output_runs if self.names_answers else None
         return join_extents(request.runs, answer or ())
 
     def share_answers(self, requests: Iterable[Request]) -> bool:
         """Whether others can find pages of the answer of one of these requests while it grows."""
-        return bool(self._cache_output) and any(request.own_path is None for request in requests)
+        return self.names_answers and any(request.own_path is None for request in requests)
 
     def admit(self, lease: Lease, pages: int, now: float, load_pages: int = 0, in_all: int = 0) -> bool:
         has_room = self.pool.has_room(lease.path, max(pages, in_all))
@@ -105,7 +105,7 @@ class SteppedCache(ServedCache):
             return NO_ROOM
         for lease, pages in needs:
             self.pool.take(cast(BlockLease, lease), pages)
-        if self._cache_output:
+        if self.names_answers:
             self._name_answers([(cast(BlockLease, lease), pages) for lease, pages in needs if lease.request.own_path is None])
         return ROOM
 

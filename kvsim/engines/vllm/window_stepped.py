@@ -24,7 +24,7 @@ class WindowSteppedCache(SteppedCache):
     begin_chunk     gives back what is behind the window before it takes blocks
     insert          lets it be done in the next step, if one follows
     slide           does so before a step of an answer that leaves something behind, in the order of admission
-    grow            does so before pages are taken, as there may have been several steps
+    grow            takes a page of each answer, in the order of admission, each after what those before it have left behind
     """
 
     def __init__(self, gpu: Tier, rules: Rules, page_tokens: int, windows: WindowGroups) -> None:
@@ -106,19 +106,16 @@ class WindowSteppedCache(SteppedCache):
 
     def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
         own = [(cast(WindowLease, lease), pages) for lease, pages in needs]
-        is_step = all(pages == 1 for _, pages in own)
-        if is_step and own:
+        if own:
             own.sort(key=_turn_of)
             self._slide_before(own[0][0].turn)
             self._drop(own[0][0])
-        if not (self._fits_in_turn(own) if is_step else self._fits(own)):
+        if not self._fits_in_turn(own):
             return NO_ROOM
-        for number in range(max([pages for _, pages in own], default=0)):
-            for lease, pages in own:
-                if number < pages:
-                    self._slide_before(lease.turn if is_step else UNLIMITED)
-                    self._take_next(lease)
-        if self._cache_output:
+        for lease, _ in own:
+            self._slide_before(lease.turn)
+            self._take_next(lease)
+        if self.names_answers:
             self._name_answers([(lease, pages) for lease, pages in own if lease.request.own_path is None])
         return ROOM
 

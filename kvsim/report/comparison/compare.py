@@ -1,7 +1,5 @@
-"""Compares many runs: their differing settings, a table with bounds, CSV, and the text on a terminal."""
+"""Compares many runs: their differing settings, a table with bounds, and the text on a terminal."""
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,8 +15,6 @@ from kvsim.report.ghosts import MEANING
 from kvsim.report.shown_paths import shortest, without_folders
 from kvsim.report.summary import shed_requests
 from kvsim.report.terminal import Cell, print_table, width_of
-from kvsim.results.cells import as_text
-from kvsim.results.chosen_names import package
 from kvsim.results.fields import BY_KEY, measures_of
 from kvsim.results.measures import Measure
 from kvsim.results.result import RunRecord, hit_definition
@@ -265,7 +261,8 @@ class Comparison:
 
     def notes(self) -> list[str]:
         """Return the notes below the table."""
-        lines = list(dict.fromkeys(hit_definition(result["config"]) for result in self.results))
+        shed = any(shed_requests(result) for result in self.results)
+        lines = list(dict.fromkeys(hit_definition(result["config"], has_shed=shed) for result in self.results))
         if self.framed("belady"):
             lines.append(MEANING)
         if self.has_seeds:
@@ -379,51 +376,3 @@ def _marked(cell: str, stands: Mapping[int, str], place: int) -> Text:
     marks = {TIE: f" {TIE}", NEAR: f" {NEAR}"}
     blank = "\u00a0\u00a0" if any(each in marks for each in stands.values()) else ""
     return Text(cell, "bold" if how in (BEST, TIE) else "").append(marks.get(how, blank), "dim")
-
-
-def comparison_csv(runs: Sequence[Run]) -> str:
-    """Return CSV with one row per run, in plain numbers: job, status, differing settings, all measures, bounds, error."""
-    comparison = Comparison(runs, by_run=True, has_full_paths=True)
-    extra = ("requests", "prompt_tokens", "wall_s", "load_s")
-    bounds = [f"{kind}_hit_rate" for kind in ("belady", "unlimited")]
-    columns = ["job", "status", *comparison.keys, *(measure.key for measure in comparison.known), *extra, *bounds, "error"]
-    places = {id(run): place for place, run in enumerate(comparison.runs)}
-    rows: list[dict[str, Any]] = []
-    for run in runs:
-        if run.result is None:
-            given = {package(key): value for key, _, value in (override.partition("=") for override in run.overrides)}
-            chosen = {key: given.get(key, "") for key in comparison.keys}
-            rows.append({"job": run.name, "status": "failed", **chosen, "error": run.error})
-            continue
-        result = run.result
-        numbers = {measure.key: measure.of(result) for measure in comparison.known}
-        known = {f"{kind}_hit_rate": bound["hit_rate"] for kind, bound in run.bounds.items()}
-        settings = dict(zip(comparison.keys, comparison.differing_values(places[id(run)]), strict=True))
-        rows.append({"job": run.name, "status": "finished", **settings, **numbers, **{k: result[k] for k in extra}, **known})
-    return _csv(columns, rows)
-
-
-def means_csv(runs: Sequence[Run]) -> str | None:
-    """Return CSV with one row per configuration, in plain numbers: for each measure its mean over the seeds and, in a column
-    ending in ``_half_width``, half of the mean's 95 % interval. None where no configuration has several seeds."""
-    comparison = Comparison(runs, has_full_paths=True)
-    if not comparison.has_seeds:
-        return None
-    measured = [column for measure in comparison.known for column in (measure.key, f"{measure.key}_half_width")]
-    rows = []
-    for place, case in enumerate(comparison.cases):
-        row: dict[str, Any] = {"jobs": " ".join(run.name for run in case.runs), "seeds": len(case.runs)}
-        row |= zip(comparison.keys, comparison.differing_values(place), strict=True)
-        for measure in comparison.known:
-            if mean := case.mean(measure):
-                row |= {measure.key: mean.mean, f"{measure.key}_half_width": mean.half_width}
-        rows.append(row)
-    return _csv(["jobs", "seeds", *comparison.keys, *measured], rows)
-
-
-def _csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n", restval="")
-    writer.writeheader()
-    writer.writerows({key: as_text(value) for key, value in row.items()} for row in rows)
-    return text.getvalue()

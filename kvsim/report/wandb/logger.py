@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import UsageError
-from kvsim.report.comparison.compare import Comparison, comparison_csv
+from kvsim.report.comparison.compare import Comparison
+from kvsim.report.comparison.csv_text import comparison_csv
 from kvsim.report.template import SHARED_SCRIPT
 from kvsim.report.wandb.content import (
     axis,

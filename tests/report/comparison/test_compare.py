@@ -11,7 +11,8 @@ import pytest
 
 from kvsim.cli import main
 from kvsim.engine.outcome import Outcome
-from kvsim.report.comparison.compare import Comparison, comparison_csv
+from kvsim.report.comparison.compare import Comparison
+from kvsim.report.comparison.csv_text import comparison_csv
 from kvsim.report.comparison.differing import differing, labels
 from kvsim.report.comparison.html import render_comparison
 from kvsim.report.comparison.pictures import pareto

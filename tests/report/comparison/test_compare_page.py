@@ -13,7 +13,8 @@ import pytest
 
 from kvsim.cli import main
 from kvsim.engine.outcome import Outcome
-from kvsim.report.comparison.compare import BEST, NEAR, TIE, Comparison, means_csv
+from kvsim.report.comparison.compare import BEST, NEAR, TIE, Comparison
+from kvsim.report.comparison.csv_text import means_csv
 from kvsim.report.comparison.findings import answers
 from kvsim.report.comparison.head import tiles, title_of
 from kvsim.report.comparison.html import render_comparison
