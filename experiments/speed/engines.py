@@ -16,7 +16,7 @@ import json
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
@@ -93,6 +93,7 @@ def peak_mb() -> float:
 def run_one(options: Namespace) -> Cost:
     """Load the trace, build the engines and serve the requests, without the garbage collector, as a simulation does."""
     import kvsim
+    from kvsim.core.requests import fixed
     from kvsim.engine.collector import without_garbage_collector
     from kvsim.installation import build_name
     from kvsim.plans.arguments import arguments_of
@@ -112,7 +113,7 @@ def run_one(options: Namespace) -> Cost:
         mix=mix,
     )
     plan = plan_for("simulate", trace, arguments_of([*SETTINGS, f"cluster.engines={engines}"], {"routing": routing}))
-    requests, loaded_mb = trace.requests, peak_mb()
+    requests, loaded_mb = fixed(trace.requests), peak_mb()
     with without_garbage_collector():
         began = time.process_time()
         plan, choice = with_known_answers(plan, requests), SUBSTRATES[plan.substrate]
@@ -140,7 +141,7 @@ def run_one(options: Namespace) -> Cost:
 
 
 def measure(options: Namespace) -> Iterator[Cost]:
-    """Make all runs in turn, and yield the best of each."""
+    """Make all runs in turn, and yield each that is the best of its kind so far."""
     best: dict[tuple[str, int], Cost] = {}
     for _ in range(options.repeats):
         for routing in options.routing:
@@ -149,8 +150,8 @@ def measure(options: Namespace) -> Iterator[Cost]:
                 known = best.get((routing, engines))
                 if known is None or found.run_s < known.run_s:
                     best[routing, engines] = found
+                    yield found
                 print(f"{routing:18s} {engines:7,d} engines: {found.request_us:8.1f} us per request", flush=True)
-    yield from best.values()
 
 
 def in_process(options: Namespace, routing: str, engines: int) -> Cost:
@@ -207,11 +208,11 @@ def draw(path: Path, costs: list[Cost]) -> None:
     take_screenshot(path, path.with_suffix(".png"), width=1016, height=576)
 
 
-def write(folder: Path, some: list[Cost]) -> None:
-    """Write all runs, their table and their picture."""
+def write(folder: Path, some: Iterable[Cost]) -> list[Cost]:
+    """Write all runs and their table. Returns them in the order of the table."""
     costs = sorted(some, key=lambda one: (one.label, one.build, one.key[-1], ROUTING.index(one.routing), one.engines))
     write_rows(folder / "engines.json", costs, table(costs))
-    draw(folder / "engines.html", costs)
+    return costs
 
 
 def failed(costs: list[Cost], label: str) -> list[str]:
@@ -243,14 +244,17 @@ def main() -> int:
     if options.one:
         print(json.dumps(asdict(run_one(options))))
         return 0
+    kept = {one.key: one for one in read_rows(options.output / "engines.json", Cost)}
+    new: dict[tuple[str, str, str, int, int], Cost] = {}
     try:
-        new = list(measure(options))
+        for cost in measure(options):  # written one by one: a run that fails, or is ended, loses none before it
+            new[cost.key] = cost
+            costs = write(options.output, (kept | new).values())
     except RunFailed as reason:
         print(reason)
         return 1
-    kept = {one.key: one for one in [*read_rows(options.output / "engines.json", Cost), *new]}
-    write(options.output, list(kept.values()))
-    wrong = failed(new, options.label)
+    draw(options.output / "engines.html", costs)
+    wrong = failed(list(new.values()), options.label)
     print(f"Failed: {'; '.join(wrong)}" if wrong else "Every claim holds.")
     return 1 if wrong else 0
 

@@ -120,7 +120,7 @@ def measure(name: str, options: Namespace) -> Ran:
     return Ran(
         part=name,
         build=build_name(),
-        command=" ".join(["python", str(Path("experiments/speed") / part.program), *words]),
+        command=" ".join(["python", os.path.normpath(Path("experiments/speed") / part.program), *words]),
         exit_code=exit_code,
         last_line=last,
         elapsed_s=time.perf_counter() - began_s,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kvsim.api.given import folder_for, listed, loaded
+from kvsim.engine.collector import without_garbage_collector
 from kvsim.errors import UsageError
 from kvsim.files.locking import Lock
 from kvsim.numbers import Whole, refusal
@@ -52,7 +53,8 @@ def load_trace(name: str | Path | None = None, *, page_tokens: int = 16, **setti
     name = name or ("auto" if "path" in settings else "synthetic")
     origin = (f"trace={name}", *(override(f"trace.{key}", value) for key, value in settings.items()))
     source, pages = build_trace(compose([*origin, f"page_tokens={page_tokens}"]))
-    return loaded_from(source.load(pages), *origin)
+    with without_garbage_collector():
+        return loaded_from(source.load(pages), *origin)
 
 
 def replay(

@@ -59,7 +59,8 @@ def build_graphs(plan: Plan, requests: Sequence[Request] = (), pool: type[Pool] 
     groups: dict[int, list[int]] = {}
     for engine in range(plan.layout.engines):
         groups.setdefault(plan.group(engine), []).append(engine)
-    return [_build_graph(plan, requests, pool, engines) for engines in groups.values()]
+    known = fixed(requests)
+    return [_build_graph(plan, known, pool, engines) for engines in groups.values()]
 
 
 def build_tiers(plan: Plan, requests: Sequence[Request] = (), pool: type[Pool] = Pool) -> Graph:
@@ -275,12 +276,13 @@ def build_cluster_of(
 ) -> C:
     """Build a cluster of this class, as ``build_cluster`` does."""
     engines: dict[int, Engine] = {}
+    known = fixed(requests)
     for cache in caches:
         mover = Mover(substrate, cache)
         for gpu in [tier for tier in cache.tiers if not tier.above]:
             scheduling = _policy_of_its_own(plan, plan.scheduling)
-            bind("scheduling", scheduling, context(plan, requests, gpu))
-            prefetching = build_prefetching(plan, requests, cache)
+            bind("scheduling", scheduling, context(plan, known, gpu))
+            prefetching = build_prefetching(plan, known, cache)
             engines[gpu.owner] = Engine(
                 substrate,
                 cache,

@@ -233,6 +233,8 @@ class Author:
             name: [self._text(kind.system_tokens, settings.max_prompt_tokens // 2) for _ in range(kind.systems)]
             for name, kind in settings.mix.items()
         }
+        self._up_to = {name: shares_up_to(kind.systems) for name, kind in settings.mix.items()}
+        """For each kind, the probability of a session to have the i-th system prompt or one before it."""
 
     def sessions(self) -> Iterator[tuple[float, str, Iterator[Turn]]]:
         """Yield the start, kind and turns of each session, in order of start."""
@@ -260,8 +262,7 @@ class Author:
                 return
 
     def _system(self, name: str) -> Extent:
-        ranks = 1 / np.arange(1, len(self._systems[name]) + 1)
-        return self._systems[name][self._random.choice(len(ranks), p=ranks / ranks.sum())]
+        return self._systems[name][int(self._up_to[name].searchsorted(self._random.random(), side="right"))]
 
     def _text(self, mean: int, most: int) -> Extent:
         """Return a new text of ``mean`` tokens on average, with at least 1 and at most ``most`` tokens."""
@@ -270,3 +271,11 @@ class Author:
         text = self._named, min(max(round(drawn), 1), most)
         self._named += text[1]
         return text
+
+
+def shares_up_to(count: int) -> np.ndarray:
+    """Return the probability of each place, or one before it, where that of place i alone is in proportion to 1 / i."""
+    shares = 1 / np.arange(1, count + 1)
+    up_to: np.ndarray = (shares / shares.sum()).cumsum()
+    up_to /= up_to[-1]
+    return up_to

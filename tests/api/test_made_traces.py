@@ -1,5 +1,6 @@
 """Requests that a program has made or changed are the ones that everything runs, and no command says that it repeats that."""
 
+import gc
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ from kvsim.core.request import Reset
 from kvsim.errors import UsageError
 from kvsim.trace.base import Trace
 from kvsim.trace.memory import content_of
+from kvsim.trace.synthetic import Synthetic
 from tests.reused_compositions import compositions_are_reused
 
 PRICES = {"per": "hour", "gpus": {"h100": 3}}
@@ -150,3 +152,18 @@ def test_a_plan_refuses_what_would_have_no_effect(given: str, problem: str) -> N
 def test_prices_that_are_none_are_refused() -> None:
     with pytest.raises(UsageError, match="prices: give a file, or a mapping with its content, not 3"):
         kvsim.plan(loaded(), SLO, prices=3)  # type: ignore[arg-type]
+
+
+def test_no_cycles_are_searched_for_while_a_trace_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search would walk all requests loaded so far, again and again."""
+    searched: list[bool] = []
+    load = Synthetic.load
+
+    def noted(source: Synthetic, page_tokens: int) -> Trace:
+        searched.append(gc.isenabled())
+        return load(source, page_tokens)
+
+    monkeypatch.setattr(Synthetic, "load", noted)
+    assert gc.isenabled()
+    loaded()
+    assert searched == [False] and gc.isenabled()

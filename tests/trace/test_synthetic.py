@@ -2,10 +2,11 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from kvsim.trace.statistics import trace_statistics
-from kvsim.trace.synthetic import Kind, Synthetic
+from kvsim.trace.synthetic import Kind, Synthetic, shares_up_to
 from tests.workloads import pages_of
 
 
@@ -152,3 +153,12 @@ def test_an_answer_is_where_the_next_turn_goes_on(page_tokens):
                 shared = min(len(whole), other.prompt_pages)
                 assert pages_of(other.runs)[:shared] == whole[:shared]
     assert follow_ups > 10
+
+
+def test_system_prompts_are_drawn_as_numpy_draws_by_probabilities():
+    """With three, 6/11, 3/11 and 2/11 of the sessions have each."""
+    assert shares_up_to(3).tolist() == pytest.approx([6 / 11, 9 / 11, 1])
+    for count in (1, 2, 20, 1000):
+        shares, drawn, asked = 1 / np.arange(1, count + 1), np.random.default_rng(count), np.random.default_rng(count)
+        expected = [asked.choice(count, p=shares / shares.sum()) for _ in range(200)]
+        assert [shares_up_to(count).searchsorted(drawn.random(), side="right") for _ in range(200)] == expected

@@ -1,6 +1,8 @@
 """The virtual clock does what SimPy's environment does, in the same order."""
 
 from collections.abc import Callable
+from math import inf
+from random import Random
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from simpy import Environment, Interrupt, Resource
 from simpy.core import EmptySchedule
 
+from kvsim.substrate.simulated.agenda import MANY
 from kvsim.substrate.simulated.clock import VirtualClock
 from kvsim.substrate.simulated.ends import End
 
@@ -115,3 +118,62 @@ def test_a_step_ends_after_all_that_happens_at_the_same_time() -> None:
         clock.run()
         assert log == (["other", "done 3", "later"] if others else ["done 3"])
         assert done.processed and clock.now == 1.0
+
+
+DELAYS: dict[str, Callable[[Random], float]] = {
+    "alike": lambda drawn: drawn.expovariate(1.0),
+    "near and far": lambda drawn: drawn.choice([0.0, 1e-6 * drawn.random(), drawn.random(), 1e4 * drawn.random()]),
+    "at a few times": lambda drawn: drawn.choice([0.0, 1.0, 2.0]),
+    "at one time": lambda drawn: 5.0 - drawn.choice([0.0, 1e-15]),
+    "of all sizes": lambda drawn: 10.0 ** drawn.randint(-12, 18),
+    "some never": lambda drawn: drawn.choice([drawn.random(), inf]),
+}
+
+
+@pytest.mark.parametrize("kind", DELAYS)
+def test_thousands_of_entries_happen_in_the_order_of_a_heap(kind: str) -> None:
+    """The number of entries grows to thousands, stays there, and falls to none, twice; each entry enters others."""
+
+    def play(env: Environment) -> list[tuple[float, int]]:
+        drawn, log, entered = Random(kind), [], 0
+
+        def enter() -> None:
+            nonlocal entered
+            number, entered = entered, entered + 1
+            priority = 0 if drawn.random() < 0.01 else 1
+            event = env.event()
+            event._ok, event._value = True, None
+            event.callbacks.append(lambda _: happen(number))
+            env.schedule(event, priority, DELAYS[kind](drawn))
+
+        def happen(number: int) -> None:
+            log.append((env.now, number))
+            is_growing = number % 8_000 < 3_000
+            for _ in range((2 if drawn.random() < 0.6 else 1) if is_growing else drawn.random() < 0.97):
+                if entered < 16_000:
+                    enter()
+
+        for again in range(2):
+            entered = max(entered, 8_000 * again)
+            for _ in range(600):
+                enter()
+            env.run()
+        assert len(log) == len({number for _, number in log})
+        return log
+
+    found = play(VirtualClock())
+    assert len(found) > 4_000 and found == play(Environment())
+
+
+def test_entries_that_are_put_off_leave_the_heap() -> None:
+    """All but those of the first stretch; once they have happened, none is put off."""
+    clock = VirtualClock()
+    happened: list[float] = []
+    for at in range(5_000):
+        clock.timeout(float(at * 7919 % 5_000)).callbacks.append(lambda _: happened.append(clock.now))
+    assert 0 < len(clock.agenda.queue) <= 2 * MANY
+    clock.run()
+    assert happened == sorted(happened) == [float(at) for at in range(5_000)]
+    clock.timeout(9.0)
+    clock.timeout(1e9)
+    assert len(clock.agenda.queue) == 2
