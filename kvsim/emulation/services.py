@@ -7,8 +7,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from copy import deepcopy
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
 
 from kvsim.emulation.apis.base import Api, ApiSettings
 from kvsim.emulation.apis.table import APIS
@@ -55,6 +55,22 @@ class Stop:
                 loop.remove_signal_handler(number)
 
 
+def is_frozen(kind: Any) -> bool:
+    """Whether objects of a class are those of a frozen dataclass."""
+    parameters: Any = getattr(kind, "__dataclass_params__", None)
+    return parameters is not None and bool(parameters.frozen)
+
+
+def plan_of(plan: Plan, number: int) -> Plan:
+    """Return the plan of one of several engines: policies have states and are its own; frozen settings are those of all.
+
+    Settings are not copied, because an object of a compiled class that is frozen cannot be.
+    """
+    parts: list[Any] = [getattr(plan, one.name) for one in fields(plan)]
+    shared = {id(part): part for part in parts if is_frozen(type(part))}
+    return deepcopy(replace(plan, seed=plan.seed + number), shared)
+
+
 def build_apis(plan: Plan, engines: int, api: str, settings: ServeSettings) -> list[Api]:
     """Return the interfaces of so many engines, each of which is the plan's. Raises UsageError."""
     texts = None if settings.tokenizer is None else Texts(settings.tokenizer)
@@ -63,8 +79,7 @@ def build_apis(plan: Plan, engines: int, api: str, settings: ServeSettings) -> l
     for number in range(engines):
         lengths = AnswerLengths(settings.output_tokens, settings.output_spread, plan.seed + number)
         own = ApiSettings(model=name, longest_tokens=settings.longest_tokens, texts=texts, lengths=lengths)
-        one = deepcopy(replace(plan, seed=plan.seed + number))  # policies have states
-        built.append(APIS[api](Emulator(one, settings.speed), own))
+        built.append(APIS[api](Emulator(plan_of(plan, number), settings.speed), own))
     return built
 
 

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from kvsim.emulation import services
 from kvsim.emulation.emulator import Emulator
 from kvsim.emulation.served import Served
 from kvsim.emulation.services import build_apis
@@ -115,3 +116,11 @@ def test_engines_side_by_side_have_policies_of_their_own() -> None:
     first, second = [api.emulator.cluster.engines[0] for api in build_apis(plan, 2, "vllm", ServeSettings())]
     assert first.gpu.eviction is not second.gpu.eviction and type(first.gpu.eviction) is type(second.gpu.eviction)
     assert first.continuous.queue._policy is not second.continuous.queue._policy
+
+
+def test_engines_side_by_side_share_their_settings() -> None:
+    """They are frozen: if their class is compiled, they cannot be copied."""
+    plan = plan_of(OVERRIDES[1:])
+    one = services.plan_of(plan, 1)
+    assert one.engine is plan.engine and one.cluster is plan.cluster
+    assert one.scheduling is not plan.scheduling and one.seed == plan.seed + 1
