@@ -1,17 +1,13 @@
 """Base class of policies under which many leaves share a rank, and a victim gives up a page or a few before others are due."""
 
 from abc import abstractmethod
-from heapq import heappop, heappush
-from typing import Final
 
 from kvsim.core.pool import UNLIMITED
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import READY, Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import DEPTH, SteppingEviction
-
-LEFT: Final = 64
-"""Entries that have left a run, at least, before their places are freed."""
+from kvsim.policies.eviction.leaf_queue import trimmed
 
 
 class Entry:
@@ -40,21 +36,9 @@ class Run:
         self.head = 0
         """Entries that have left."""
 
-    def first(self) -> Entry | None:
-        entries = self.entries
-        return entries[self.head] if entries else None
-
     def pop(self) -> None:
         """Remove the first entry; there must be one."""
-        entries = self.entries
-        head = self.head + 1
-        if head == len(entries):
-            entries.clear()
-            head = 0
-        elif head > LEFT and 2 * head > len(entries):
-            del entries[:head]
-            head = 0
-        self.head = head
+        self.head = trimmed(self.entries, self.head + 1)
 
     def insert(self, entry: Entry) -> None:
         """Insert an entry where it belongs."""
@@ -94,18 +78,26 @@ class Grade:
 
     def first(self) -> Entry:
         """Return the entry of the leaf that leaves first; there must be one."""
-        one, other = self.by_use.first(), self.by_loss.first()
-        if one is None or other is not None and other.is_before(one):
-            one = other
-        assert one is not None
-        return one
+        run = self._first_run()
+        return run.entries[run.head]
 
-    def pop(self, entry: Entry) -> bool:
-        """Remove the first entry. Returns whether that was the last one."""
-        run = self.by_use
-        if run.first() is not entry:
-            run = self.by_loss
+    def pop(self) -> Entry:
+        """Remove the first entry and return it; there must be one."""
+        run = self._first_run()
+        entry = run.entries[run.head]
         run.pop()
+        return entry
+
+    def _first_run(self) -> Run:
+        """Return the run with the first entry; there must be one."""
+        by_use, by_loss = self.by_use, self.by_loss
+        if not by_loss.entries:
+            return by_use
+        if not by_use.entries or by_loss.entries[by_loss.head].is_before(by_use.entries[by_use.head]):
+            return by_loss
+        return by_use
+
+    def is_empty(self) -> bool:
         return not self.by_use.entries and not self.by_loss.entries
 
     def all(self) -> list[Entry]:
@@ -123,12 +115,10 @@ class GradedEviction(SteppingEviction):
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
-        self._grades: dict[float, Grade] = {}
-        """By rank; none is empty."""
-        self._ranks: list[float] = []
-        """A heap of the ranks of ``_grades``."""
-        self._first: Grade | None = None
-        """That of the lowest rank, if known."""
+        self._grades: list[Grade] = []
+        """By descending rank; none is empty. Leaves that have lost a page come near the end, where insertions are quick."""
+        self._spare: list[Grade] = []
+        """Empty ones, to be used again."""
         self._latest: Grade | None = None
         """The one that an entry has been added to last, if it is not empty."""
         self._offered: Node | None = None
@@ -169,26 +159,39 @@ class GradedEviction(SteppingEviction):
         self._entries += 1
         grade = self._latest
         if grade is None or grade.rank != rank:
-            grade = self._grades.get(rank)
-            if grade is None:
-                grade = self._grades[rank] = Grade(rank)
-                heappush(self._ranks, rank)
-                if self._first is not None and rank < self._first.rank:
-                    self._first = None
-            self._latest = grade
+            grade = self._latest = self._grade(rank)
         grade.add(entry)
+
+    def _grade(self, rank: float) -> Grade:
+        """Return the grade of a rank; a new one, to be filled at once, if there is none."""
+        grades = self._grades
+        low, high = 0, len(grades)
+        while low < high:
+            middle = (low + high) // 2
+            if grades[middle].rank > rank:
+                low = middle + 1
+            else:
+                high = middle
+        if low < len(grades) and grades[low].rank == rank:
+            return grades[low]
+        if self._spare:
+            grade = self._spare.pop()
+            grade.rank = rank
+        else:
+            grade = Grade(rank)
+        grades.insert(low, grade)
+        return grade
 
     def _compact(self) -> None:
         """Keep one entry per leaf."""
         places: dict[Node, float] = {}
-        for grade in self._grades.values():
+        for grade in self._grades:
             for entry in grade.all():
                 node = entry.node
                 if node.is_evictable(self.tier) and entry.place <= places.get(node, entry.place):
                     places[node] = entry.place
         self._grades.clear()
-        self._ranks.clear()
-        self._first = self._latest = None
+        self._latest = None
         self._entries = 0
         entries = [Entry(node.last_used_in(self.tier), place, node) for node, place in places.items()]
         entries.sort(key=lambda entry: (entry.used_s, entry.place))
@@ -197,18 +200,13 @@ class GradedEviction(SteppingEviction):
         self._compact_at = max(1024, 2 * self._entries)
 
     def next_victim(self) -> Node | None:
-        tier, ranks = self.tier, self._ranks
-        while ranks:
-            grade = self._first
-            if grade is None:
-                grade = self._first = self._grades[ranks[0]]
-            rank = grade.rank
-            entry = grade.first()
-            is_alone = grade.pop(entry)
+        tier, grades = self.tier, self._grades
+        while grades:
+            grade = grades[-1]
+            rank, entry = grade.rank, grade.pop()
+            is_alone = grade.is_empty()
             if is_alone:
-                del self._grades[rank]
-                heappop(ranks)
-                self._first = None
+                self._spare.append(grades.pop())
                 if self._latest is grade:
                     self._latest = None
             self._entries -= 1
@@ -225,7 +223,7 @@ class GradedEviction(SteppingEviction):
         return None
 
     def _pages_alone(self, node: Node, used_s: float) -> int:
-        if not self._ranks:
+        if not self._grades:
             return UNLIMITED
-        next_rank = self._ranks[0]
-        return self.pages_before(node, next_rank, used_s < self._grades[next_rank].first().used_s)
+        following = self._grades[-1]
+        return self.pages_before(node, following.rank, used_s < following.first().used_s)

@@ -6,7 +6,7 @@ from math import ceil, inf
 
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.tree import Node
+from kvsim.core.tree import READY, Node
 from kvsim.pages.extent_order import ExtentOrder
 from kvsim.pages.extents import Extent, last_pages
 from kvsim.policies.context import PolicyContext
@@ -81,6 +81,8 @@ class LearningAugmented(SampledEviction):
         self._compact_at = 64
         self._by_use = False
         """Whether the next victim is LRU's."""
+        self._candidates = 0
+        """Leaves from the beginning of the line that are compared, or drawn from."""
         self._offered: Node | None = None
         self._predicted = False
         """Whether the node that was offered was chosen by prediction."""
@@ -191,10 +193,10 @@ class LearningAugmented(SampledEviction):
             self._compact_at = max(64, 2 * len(self._line))
 
     def _is_current(self, entry: Entry) -> bool:
-        node = entry.node
-        if not node.is_evictable(self.tier) or node.last_used_in(self.tier) != entry.used_s:
+        node, tier = entry.node, self.tier
+        if node.state[tier] != READY or node.pins[tier] or node.children_in[tier]:
             return False
-        return node.depth + node.pages == entry.end
+        return node.last_used_in(tier) == entry.used_s and node.depth + node.pages == entry.end
 
     def victims(self, now: float) -> Iterator[Node]:
         while (node := self._lowest(now)) is not None:
@@ -211,21 +213,25 @@ class LearningAugmented(SampledEviction):
                 del line[place]
             place -= 1
 
-    def _candidates(self) -> list[Node]:
-        """Return the leaves to compare."""
+    def _lowest(self, now: float) -> Node | None:
+        lowest = super()._lowest(now)
+        if lowest is None and self._line:
+            return self._line[0].node  # all that were drawn are out of date
+        return lowest
+
+    def _count_candidates(self) -> int:
         line = self._line
         while line and not self._is_current(line[0]):
             del line[0]
         count = 1 if self._by_use else ceil(self.share * float(len(line)))
         self._predicted = count > 1
         self._by_use = False
-        if count <= self.samples:
-            return [entry.node for entry in line[:count] if self._is_current(entry)]
-        fractions: list[float] = self._rng.random(self.samples).tolist()
-        drawn: list[Node] = []
-        size = float(count)
-        for fraction in fractions:
-            entry = line[int(fraction * size)]
-            if self._is_current(entry):
-                drawn.append(entry.node)
-        return drawn or [line[0].node]
+        self._is_drawing = count > self.samples
+        self._candidates = min(count, len(line))
+        return self.samples if self._is_drawing else self._candidates
+
+    def _candidate(self, at: int) -> Node | None:
+        if self._is_drawing:
+            at = int(self._draws.next() * float(self._candidates))
+        entry = self._line[at]
+        return entry.node if self._is_current(entry) else None

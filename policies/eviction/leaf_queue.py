@@ -1,11 +1,22 @@
 """A queue of leaves, for policies that keep several: entries are compared without leaving compiled code."""
 
-from typing import Final
+from typing import Any, Final
 
 from kvsim.core.tree import Node
 
 LEFT: Final = 64
-"""Entries that have left the line, at least, before their places are freed."""
+"""Entries that have left a line, at least, before their places are freed."""
+
+
+def trimmed(line: list[Any], head: int) -> int:
+    """Free the places of the first ``head`` entries of a line, which have left, if all have or enough. Returns the new head."""
+    if head == len(line):
+        line.clear()
+        return 0
+    if head > LEFT and 2 * head > len(line):
+        del line[:head]
+        return 0
+    return head
 
 
 class Leaf:
@@ -79,14 +90,7 @@ class LeafQueue:
         """Remove the first entry."""
         line = self._line
         if line and line[self._head] is first:
-            head = self._head + 1
-            if head == len(line):
-                line.clear()
-                head = 0
-            elif head > LEFT and 2 * head > len(line):
-                del line[:head]
-                head = 0
-            self._head = head
+            self._head = trimmed(line, self._head + 1)
         elif self._stack and self._stack[-1] is first:
             self._stack.pop()
         else:

@@ -1,6 +1,34 @@
 """The leaves of a tier, for policies that draw some of them."""
 
+from typing import Final
+
+import numpy as np
+
 from kvsim.core.tree import Node
+
+AHEAD: Final = 1024
+"""Numbers drawn at once: a call of numpy for each victim takes longer than to compare its leaves."""
+
+
+class Draws:
+    """Numbers of a generator, from 0 to below 1, in the order in which it would draw them one by one."""
+
+    __slots__ = ("_at", "_numbers", "_rng")
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._numbers: list[float] = []
+        self._at = 0
+        """Those that have been taken."""
+
+    def next(self) -> float:
+        """Return the next number."""
+        at = self._at
+        if at == len(self._numbers):
+            self._numbers = self._rng.random(AHEAD).tolist()
+            at = 0
+        self._at = at + 1
+        return self._numbers[at]
 
 
 class Leaves:

@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
-from kvsim.policies.eviction.leaves import Leaves
+from kvsim.policies.eviction.leaves import Draws, Leaves
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -26,7 +24,7 @@ class Random(EvictionPolicy):
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
-        self._rng: np.random.Generator = context.rng
+        self._draws = Draws(context.rng)
 
     def on_evictable(self, node: Node) -> None:
         if node is not self._drawn:
@@ -37,7 +35,7 @@ class Random(EvictionPolicy):
             if self._drawn is None:
                 if not self._leaves.nodes:
                     break
-                self._drawn = self._leaves.at(self._rng.random())
+                self._drawn = self._leaves.at(self._draws.next())
                 self._leaves.remove(self._drawn)
             node = self._drawn
             if node.is_evictable(self.tier):

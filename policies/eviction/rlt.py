@@ -3,18 +3,12 @@ perspective, arXiv:2601.18999, 2026)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
-
-import numpy as np
 
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
-from kvsim.policies.eviction.leaves import Pool
-
-AHEAD: Final = 64
-"""Numbers drawn at once."""
+from kvsim.policies.eviction.leaves import Draws, Pool
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -34,13 +28,10 @@ class RandomLeaf(EvictionPolicy):
     def __post_init__(self) -> None:
         self._phase = 0
         self._unmarked, self._marked = Pool(), Pool()
-        self._draws: list[float] = []
-        """Numbers drawn ahead, the next one last: one at a time costs more."""
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
-        self._rng: np.random.Generator = context.rng
-        self._draws = []
+        self._draws = Draws(context.rng)
 
     def on_insert(self, node: Node, now: float) -> None:
         node.note(self.tier, self._phase)
@@ -72,9 +63,6 @@ class RandomLeaf(EvictionPolicy):
                     return None
                 self._phase += 1
                 self._unmarked, self._marked = self._marked, self._unmarked
-            if not self._draws:
-                self._draws = self._rng.random(AHEAD).tolist()
-                self._draws.reverse()
-            node = self._unmarked.take(self._draws.pop())
+            node = self._unmarked.take(self._draws.next())
             if node.is_evictable(tier) and self._phase_of(node) != self._phase:
                 return node

@@ -27,8 +27,19 @@ TEMPLATES: Final = "templates"
 UNFINISHED: Final = "unfinished"
 """Queues; those of sessions are named by the type of request, after a slash."""
 
-Mark = tuple[str, str, int]
-"""(queue, type, session of the last finished request) of a node."""
+
+class Mark:
+    """What is noted with a node: its queue, its type, and the session of the last finished request. Never changes."""
+
+    __slots__ = ("kind", "queue", "session", "type_worth", "worth")
+
+    def __init__(self, queue: str, kind: str, session: int, worth: QueueWorth, type_worth: TypeWorth) -> None:
+        self.queue = queue
+        self.kind = kind
+        self.session = session
+        self.worth = worth
+        """Of the queue."""
+        self.type_worth = type_worth
 
 
 class Session:
@@ -154,16 +165,17 @@ class SemanticAdaptive(EvictionPolicy):
             kind = ANSWER if node.depth >= request.prompt_pages and not node.is_state else PROMPT
             self.types[kind].computed_pages += node.pages
         else:
-            kind = before[1] if before[2] == request.session >= 0 else SHARED
+            kind = before.kind if before.session == request.session >= 0 else SHARED
         if before is None and kind == ANSWER:
             queue = FIRST
         elif not queue:
             queue = TEMPLATES if kind == SHARED and not node.is_state else FIRST
+        mark = Mark(queue, kind, request.session, self._queue(queue), self.types[kind])
         if node.state[self.tier] == READY:
-            self._hold(before, -node.pages)
-        node.note(self.tier, (queue, kind, request.session))
-        if node.state[self.tier] == READY:
-            self._hold(node.notes[self.tier], node.pages)
+            if before is not None:
+                before.worth.held_pages -= node.pages
+            mark.worth.held_pages += node.pages
+        node.note(self.tier, mark)
         if node.is_evictable(self.tier):
             self.on_evictable(node)
         return kind
@@ -181,8 +193,8 @@ class SemanticAdaptive(EvictionPolicy):
     def on_hit(self, node: Node, now: float) -> None:
         mark: Mark | None = node.notes[self.tier]
         if mark is not None:
-            self.types[mark[1]].hit_pages += node.pages
-            self._queue(mark[0]).hit_pages += node.pages
+            mark.type_worth.hit_pages += node.pages
+            mark.worth.hit_pages += node.pages
         if node.is_evictable(self.tier):
             self.on_evictable(node)
 
@@ -200,8 +212,8 @@ class SemanticAdaptive(EvictionPolicy):
         """Remember pages that have left by choice, and update the weights from time to time."""
         mark: Mark | None = node.notes[self.tier]
         if mark is not None and not node.is_state:
-            self.types[mark[1]].evicted_pages += pages
-            self._ghosts.append(extents, value=mark[1])
+            mark.type_worth.evicted_pages += pages
+            self._ghosts.append(extents, value=mark.kind)
             forget_beyond(self._ghosts, self._ghost_pages)
         self._left_pages += pages
         if self._left_pages >= EVERY:
@@ -215,12 +227,13 @@ class SemanticAdaptive(EvictionPolicy):
 
     def _hold(self, mark: Mark | None, pages: int) -> None:
         if mark is not None:
-            self._queue(mark[0]).held_pages += pages
+            mark.worth.held_pages += pages
 
     def _queue(self, name: str) -> QueueWorth:
-        if name not in self.queues:
-            self.queues[name] = QueueWorth()
-        return self.queues[name]
+        worth = self.queues.get(name)
+        if worth is None:
+            worth = self.queues[name] = QueueWorth()
+        return worth
 
     def _gaps_of(self, queue: str) -> Gaps:
         if queue not in self.gaps:
@@ -251,7 +264,7 @@ class SemanticAdaptive(EvictionPolicy):
 
     def _group(self, node: Node) -> Group:
         mark: Mark | None = node.notes[self.tier]
-        queue, kind = (UNFINISHED, PROMPT) if mark is None else (mark[0], mark[1])
+        queue, kind = (UNFINISHED, PROMPT) if mark is None else (mark.queue, mark.kind)
         key = queue, kind, power_of(node.depth + node.pages) if queue == TEMPLATES else 0
         group = self._groups.get(key)
         return self._new_group(*key) if group is None else group
@@ -273,8 +286,9 @@ class SemanticAdaptive(EvictionPolicy):
         mark: Mark | None = node.notes[self.tier]
         if mark is None:
             return group.queue == UNFINISHED
-        queue, kind, _ = mark
-        return queue == group.queue and kind == group.kind and (queue != TEMPLATES or power_of(entry.end) == group.power)
+        if mark.worth is not group.worth or mark.type_worth is not group.type_worth:
+            return False
+        return group.queue != TEMPLATES or power_of(entry.end) == group.power
 
     def _head(self, group: Group) -> Leaf | None:
         """Return the entry of the least recently used leaf of a group, among equals the deepest; None if it has no leaf."""

@@ -12,8 +12,9 @@ FADE: Final = 0.99
 """What is left of all counts after each update."""
 EVERY: Final = 100
 """Pages evicted between two updates, at least."""
-TYPE_BOUNDS: Final = (0.1, 5.0)
-QUEUE_BOUNDS: Final = (0.1, 3.0)
+LEAST_WEIGHT: Final = 0.1
+MOST_OF_TYPE: Final = 5.0
+MOST_OF_QUEUE: Final = 3.0
 FIRST_MU: Final = 4.15
 FIRST_SIGMA: Final = 0.97
 """Log-seconds between turns: the authors' fixed parameters."""
@@ -26,8 +27,8 @@ def blend(old: float, new: float) -> float:
     return (1 - RATE) * old + RATE * new
 
 
-def between(value: float, bounds: tuple[float, float]) -> float:
-    return min(max(value, bounds[0]), bounds[1])
+def between(value: float, least: float, most: float) -> float:
+    return min(max(value, least), most)
 
 
 class TypeWorth:
@@ -42,7 +43,7 @@ class TypeWorth:
         looked = self.hit_pages + self.computed_pages
         misses = min(1.0, self.missed_pages / self.evicted_pages) if self.evicted_pages else 0.0
         hits = self.hit_pages / looked if looked else 0.0
-        self.weight = between(blend(self.weight, 1 + 5 * misses + 2 * hits), TYPE_BOUNDS)
+        self.weight = between(blend(self.weight, 1 + 5 * misses + 2 * hits), LEAST_WEIGHT, MOST_OF_TYPE)
         self.evicted_pages, self.missed_pages = FADE * self.evicted_pages, FADE * self.missed_pages
         self.hit_pages, self.computed_pages = FADE * self.hit_pages, FADE * self.computed_pages
 
@@ -58,7 +59,7 @@ class QueueWorth:
     def update(self, mean: float) -> None:
         """Move the weight towards the queue's hits per page held, in units of ``mean``, that of all queues."""
         if self.held_pages and mean:
-            self.weight = between(blend(self.weight, self.hit_pages / self.held_pages / mean), QUEUE_BOUNDS)
+            self.weight = between(blend(self.weight, self.hit_pages / self.held_pages / mean), LEAST_WEIGHT, MOST_OF_QUEUE)
         self.hit_pages *= FADE
 
 
@@ -90,7 +91,7 @@ class Parting:
         return self.mean / (1 - self.mean)
 
     def observe(self, share: float) -> None:
-        self.mean = between(blend(self.mean, share), (0.01, 0.99))
+        self.mean = between(blend(self.mean, share), 0.01, 0.99)
 
     def survival(self, share: float) -> float:
         return 1 - exp(self.gamma * log(share))

@@ -4,14 +4,12 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import READY, Node
 from kvsim.numbers import Whole, check_settings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
-from kvsim.policies.eviction.leaves import Leaves
+from kvsim.policies.eviction.leaves import Draws, Leaves
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -30,7 +28,8 @@ class SampledEviction(EvictionPolicy):
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
-        self._rng: np.random.Generator = context.rng
+        self._draws = Draws(context.rng)
+        self._is_drawing = False
         self._scores_at_once = type(self).scores is not SampledEviction.scores
 
     @abstractmethod
@@ -54,37 +53,50 @@ class SampledEviction(EvictionPolicy):
         """Called for each victim, to limit ``most_pages``."""
 
     def _lowest(self, now: float) -> Node | None:
-        """Return the drawn leaf of the lowest score; None if there is no leaf."""
+        """Return the candidate of the lowest score; None if there is no leaf."""
         lowest: Node | None = None
-        least, tier = 0.0, self.tier
-        nodes = self._candidates()
-        scores = self.scores(nodes, now) if self._scores_at_once else None
-        for at, node in enumerate(nodes):
-            score = self.score(node, now) if scores is None else scores[at]
+        least, tier, count = 0.0, self.tier, self._count_candidates()
+        nodes: list[Node] = []
+        scores: list[float] = []
+        if self._scores_at_once:
+            for at in range(count):
+                if (candidate := self._candidate(at)) is not None:
+                    nodes.append(candidate)
+            scores, count = self.scores(nodes, now), len(nodes)
+        for at in range(count):
+            node = nodes[at] if nodes else self._candidate(at)
+            if node is None:
+                continue
+            score = scores[at] if nodes else self.score(node, now)
             if lowest is None or score < least or score == least and node.last_used_in(tier) < lowest.last_used_in(tier):
                 lowest, least = node, score
         return lowest
 
-    def _candidates(self) -> list[Node]:
-        """Return the leaves to compare, and drop what is no leaf any more where it is met."""
+    def _count_candidates(self) -> int:
+        """Return how many leaves to compare, and say whether they are to be drawn."""
         leaves, tier = self._leaves, self.tier
-        nodes = leaves.nodes
-        if len(nodes) <= self.samples:
-            for node in [node for node in nodes if not node.is_evictable(tier)]:
-                leaves.remove(node)
-            return nodes
-        drawn: list[Node] = []
-        fractions: list[float] = self._rng.random(self.samples).tolist()
-        count = float(len(nodes))
-        for fraction in fractions:
-            while count:
-                node = nodes[int(fraction * count)]
-                if node.state[tier] == READY and not node.pins[tier] and not node.children_in[tier]:
-                    drawn.append(node)
-                    break
-                leaves.remove(node)
-                count -= 1.0
-        return drawn
+        self._is_drawing = len(leaves.nodes) > self.samples
+        if self._is_drawing:
+            return self.samples
+        for node in [node for node in leaves.nodes if not node.is_evictable(tier)]:
+            leaves.remove(node)
+        return len(leaves.nodes)
+
+    def _candidate(self, at: int) -> Node | None:
+        """Return the candidate of this place, or the one that is drawn next. Drops what is no leaf any more where it is met.
+
+        None if that leaves nothing.
+        """
+        nodes = self._leaves.nodes
+        if not self._is_drawing:
+            return nodes[at]
+        fraction, tier = self._draws.next(), self.tier
+        while nodes:
+            node = nodes[int(fraction * float(len(nodes)))]
+            if node.state[tier] == READY and not node.pins[tier] and not node.children_in[tier]:
+                return node
+            self._leaves.remove(node)
+        return None
 
 
 class PageFlops:

@@ -40,6 +40,8 @@ class SegmentLength(SampledEviction):
 
     def worth(self, node: Node) -> tuple[int, float]:
         """Return the segment that a leaf's state or a state ends, and the last use."""
+        if node.partner is None:
+            return 0, node.last_used_in(self.tier)
         state: Node | None = node if node.is_state else self.state_of(node)
         pages: Node | None = node.partner if node.is_state else node
         if state is None or pages is None or pages.partner is not state or pages.state[self.tier] != READY:
@@ -62,10 +64,12 @@ class SegmentLength(SampledEviction):
             newest_s = used_s if used_s > newest_s else newest_s
             segments.append(segment)
             times_s.append(used_s)
+        if not longest:
+            return times_s  # the same order as that of the recency alone
         span_s = newest_s - oldest_s
         values: list[float] = []
         for at, used_s in enumerate(times_s):
-            length = segments[at] / longest if longest else 0.0
+            length = segments[at] / longest
             recency = (used_s - oldest_s) / span_s if span_s else 0.0
             values.append(weight * length + (1 - weight) * recency)
         return values

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush, heapreplace
 from math import exp, inf
-from typing import Final
+from typing import Any, Final
 
 from kvsim.core.pool import UNLIMITED
 from kvsim.core.request import Request
@@ -13,15 +12,13 @@ from kvsim.core.tree import READY, Node
 from kvsim.numbers import Real, check_settings
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
+from kvsim.policies.eviction.leaf_queue import Leaf, LeafQueue
 
 REUSE = ("session", "pages")
 HORIZONS_PER_WINDOW = 16
 """How often per window all bounds are renewed; more often makes them tighter."""
 COUNTED: Final = -inf
 NS_PER_S: Final = 1_000_000_000
-
-Entry = tuple[float, int, int, int, Node]
-"""A leaf: (last use, minus its end in pages, its last page, number of the entry, node)."""
 
 
 class RequestClass:
@@ -41,35 +38,40 @@ class RequestClass:
         """The note of nodes whose next use the class does not count."""
         self._rate = self._p = self._later = 0.0
         """a, p and e^-aW of the latest counts."""
-        self.heap: list[Entry] = []
-        """Leaves, as entries that are checked when they reach the top."""
+        self.leaves = LeafQueue()
+        """Leaves, as entries of place 0 that are checked when they come first; their number is the leaf's last page."""
         self._compact_at = 64
         self.head_used_s = inf
         """Last use of the head when the class was last examined; infinite without a leaf."""
         self.version = 0
         """Version of the class's place among others; places with an earlier version are stale."""
 
-    def add(self, node: Node, number: int) -> None:
+    def add(self, node: Node) -> None:
         """Enter a leaf; from time to time drop stale entries."""
-        heap, tier = self.heap, self.tier
-        heappush(heap, entry_of(node, tier, number))
-        if len(heap) > self._compact_at:
-            held = [entry for entry in heap if entry[4].is_evictable(tier) and entry[4].notes[tier][0] is self]
-            entries = {entry[4]: entry for entry in sorted(held)}
-            heap[:] = entries.values()
-            heapify(heap)
-            self._compact_at = max(64, 2 * len(heap))
+        leaves = self.leaves
+        leaves.push(entry_of(node, self.tier))
+        if len(leaves) > self._compact_at:
+            leaves.keep_latest([entry for entry in leaves.all() if self._has(entry.node)])
+            self._compact_at = max(64, 2 * len(leaves))
 
-    def head(self) -> Entry | None:
+    def _has(self, node: Node) -> bool:
+        """Whether the node is a leaf and of this class."""
+        tier = self.tier
+        if node.state[tier] != READY or node.pins[tier] or node.children_in[tier]:
+            return False
+        note: tuple[Any, ...] = node.notes[tier]
+        return note[0] is self
+
+    def head(self) -> Leaf | None:
         """Return the entry of the least recently used leaf, among equals that of the one that ends last; None without leaves."""
-        heap, tier = self.heap, self.tier
-        while heap:
-            entry = heap[0]
-            last_used, end, _, number, node = entry
-            if node.state[tier] != READY or node.pins[tier] or node.children_in[tier] or node.notes[tier][0] is not self:
-                heappop(heap)
-            elif node.last_used_in(self.tier) != last_used or node.depth + node.pages + end:
-                heapreplace(heap, entry_of(node, tier, number))
+        leaves = self.leaves
+        while (entry := leaves.first()) is not None:
+            node = entry.node
+            if not self._has(node):
+                leaves.remove(entry)
+            elif node.last_used_in(self.tier) != entry.used_s or node.depth + node.pages != entry.end:
+                leaves.remove(entry)
+                leaves.push(entry_of(node, self.tier))
             else:
                 return entry
         return None
@@ -100,20 +102,40 @@ class RequestClass:
         return p * (still - still * self._later) / (1 - p + p * still)
 
 
-Place = tuple[float, int, int, int, int, RequestClass]
-"""A class among others: (P or a lower bound of it, minus the end of its head, the last page of that, number, version, class)."""
+class Place(Leaf):
+    """A class among others, by its head. In place of the last use, ``used_s`` is P, or a lower bound of it."""
+
+    __slots__ = ("own", "version")
+
+    def __init__(self, probability: float, head: Leaf, own: RequestClass) -> None:
+        super().__init__(0, probability, head.end, head.number, head.node)
+        self.own = own
+        self.version = own.version
+
+    def is_current(self) -> bool:
+        """Whether the class has no other place since."""
+        return self.version == self.own.version
 
 
-def entry_of(node: Node, tier: int, number: int) -> Entry:
+def entry_of(node: Node, tier: int) -> Leaf:
     """Return the entry of a leaf."""
     start, pages = node.runs[-1]
-    return node.last_used_in(tier), -node.depth - node.pages, start + pages - 1, number, node
+    return Leaf(0, node.last_used_in(tier), node.depth + node.pages, start + pages - 1, node)
 
 
-def drop_stale(places: list[Place]) -> None:
-    """Drop the first places while their classes have others since."""
-    while places and places[0][4] != places[0][5].version:
-        heappop(places)
+def all_of(places: LeafQueue) -> list[Place]:
+    """Return all places, in no order."""
+    return [place for place in places.all() if isinstance(place, Place)]
+
+
+def first_of(places: LeafQueue) -> Place | None:
+    """Return the first place, after dropping those before it whose classes have others since; None if there is none."""
+    while (first := places.first()) is not None:
+        assert isinstance(first, Place)
+        if first.is_current():
+            return first
+        places.remove(first)
+    return None
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -143,7 +165,7 @@ class WorkloadAware(EvictionPolicy):
         self._classes: dict[tuple[str, int], RequestClass] = {}
         self._latest: dict[int, tuple[int, RequestClass | None, float]] = {}
         """By session: index and class of its latest request, and when that was admitted."""
-        self._bounds: list[Place] = []
+        self._bounds = LeafQueue()
         self._looked_at: list[Place] = []
         """Bounds that the last pass has removed."""
         self._offered: dict[RequestClass, None] = {}
@@ -151,7 +173,6 @@ class WorkloadAware(EvictionPolicy):
         self._changed: dict[RequestClass, None] = {}
         """Classes that need a new bound."""
         self._horizon_s = -inf
-        self._entries = 0
 
     def variant(self) -> EvictionPolicy:
         return self if self.reuse == "session" else PageReuse(window_s=self.window_s)
@@ -191,8 +212,7 @@ class WorkloadAware(EvictionPolicy):
             note = self._unfinished.note
             node.note(self.tier, note)
         own = note[0]
-        self._entries += 1
-        own.add(node, self._entries)
+        own.add(node)
         if node.last_used_in(self.tier) <= own.head_used_s:
             self._changed[own] = None
 
@@ -200,29 +220,31 @@ class WorkloadAware(EvictionPolicy):
         self._end_last_pass()
         if now >= self._horizon_s:
             self._horizon_s = now + self.window_s / HORIZONS_PER_WINDOW
-            self._changed.update(dict.fromkeys([place[5] for place in self._bounds if place[4] == place[5].version]))
-            self._bounds.clear()
-        known: list[Place] = []
+            self._changed.update(dict.fromkeys([place.own for place in all_of(self._bounds) if place.is_current()]))
+            self._bounds = LeafQueue()
+        known = LeafQueue()
         while (place := self._next_place(known, now)) is not None:
-            own = place[5]
-            node: Node = heappop(own.heap)[4]
+            own = place.own
+            head = own.leaves.first()
+            assert head is not None
+            own.leaves.remove(head)
             self._offered[own] = None
             self._enter(known, own, now)
-            drop_stale(known)
-            is_tied = bool(known) and known[0][0] == place[0]
-            self.most_pages = max(1, known[0][1] - place[1]) if is_tied else UNLIMITED
-            yield node
+            other = first_of(known)
+            is_tied = other is not None and other.used_s == place.used_s
+            self.most_pages = max(1, place.end - other.end) if is_tied and other is not None else UNLIMITED
+            yield head.node
 
     def _end_last_pass(self) -> None:
         """Mark classes that have lost leaves for a new bound, and restore the bounds of the others, which still hold."""
         self._changed.update(self._offered)
         self._offered.clear()
         for place in self._looked_at:
-            if place[5].head_used_s < inf:
-                heappush(self._bounds, place)
+            if place.own.head_used_s < inf:
+                self._bounds.push(place)
         self._looked_at.clear()
 
-    def _next_place(self, known: list[Place], now: float) -> Place | None:
+    def _next_place(self, known: LeafQueue, now: float) -> Place | None:
         """Take the class whose head has the lowest P from ``known``, which has classes by P; those with a lower bound are
         examined."""
         bounds = self._bounds
@@ -231,30 +253,28 @@ class WorkloadAware(EvictionPolicy):
             self._enter(bounds, own, self._horizon_s)
         self._changed.clear()
         while True:
-            drop_stale(known)
-            if not bounds or known and known[0][0] < bounds[0][0]:
-                if not known:
-                    return None
-                place = heappop(known)
-                own, head = place[5], place[5].head()
-                if head is not None and head[0] == own.head_used_s and head[1] == place[1] and head[2] == place[2]:
-                    return place
-                self._enter(known, own, now)  # its head has left with another victim, as states leave with their pages
+            best, bound = first_of(known), first_of(bounds)
+            if bound is not None and (best is None or best.used_s >= bound.used_s):
+                bounds.remove(bound)
+                self._looked_at.append(bound)
+                self._enter(known, bound.own, now)
                 continue
-            place = heappop(bounds)
-            if place[4] == place[5].version:
-                self._looked_at.append(place)
-                self._enter(known, place[5], now)
+            if best is None:
+                return None
+            known.remove(best)
+            own, head = best.own, best.own.head()
+            if head is not None and head.used_s == own.head_used_s and head.end == best.end and head.number == best.number:
+                return best
+            self._enter(known, own, now)  # its head has left with another victim, as states leave with their pages
 
-    def _enter(self, places: list[Place], own: RequestClass, now: float) -> None:
+    def _enter(self, places: LeafQueue, own: RequestClass, now: float) -> None:
         """Give the class a place by the P that its head has at ``now``; a class without leaves gets none."""
         head = own.head()
         if head is None:
             own.head_used_s = inf
             return
-        own.head_used_s = used_s = head[0]
-        self._entries += 1
-        heappush(places, (own.reuse_probability(now - used_s), head[1], head[2], self._entries, own.version, own))
+        own.head_used_s = head.used_s
+        places.push(Place(own.reuse_probability(now - head.used_s), head, own))
 
     def _class_of(self, request: Request) -> RequestClass:
         key = request.kind, request.turn

@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.core.tree import RadixTree
-from kvsim.policies.eviction.graded import LEFT, Entry, Grade
+from kvsim.policies.eviction.graded import Entry, Grade
+from kvsim.policies.eviction.leaf_queue import LEFT
 from kvsim.policies.eviction.leaves import Pool
 from tests.workloads import EXAMPLES
 
@@ -26,7 +27,7 @@ def test_a_grade_is_a_sorted_list(steps: list[tuple[int, int] | None]) -> None:
             first = grade.first()
             assert (first.used_s, first.place) == min(slow)
             slow.remove(min(slow))
-            assert grade.pop(first) == (not slow)
+            assert grade.pop() is first and grade.is_empty() == (not slow)
         assert sorted((entry.used_s, entry.place) for entry in grade.all()) == sorted(slow)
 
 
@@ -35,7 +36,7 @@ def test_places_of_entries_that_have_left_are_freed() -> None:
     grade.add(Entry(0.0, 0.0, NODE))
     for number in range(1, 1000):
         grade.add(Entry(float(number), 0.0, NODE))
-        assert not grade.pop(grade.first())
+        assert grade.pop().used_s == number - 1 and not grade.is_empty()
         assert len(grade.by_use.entries) <= LEFT + 2
 
 

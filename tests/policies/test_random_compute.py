@@ -2,10 +2,12 @@
 
 from random import Random
 
+import numpy as np
 import pytest
 
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
+from kvsim.policies.eviction.leaves import AHEAD, Draws
 from kvsim.policies.eviction.random_compute import RandomCompute
 from tests.core.small import MODEL, offered, small_cache
 from tests.policies.small import filled
@@ -71,3 +73,8 @@ def test_settings_and_a_model_are_needed() -> None:
     with pytest.raises(ValueError, match="needs a model"):
         RandomCompute().bind(PolicyContext())
     RandomCompute().bind(PolicyContext(model=MODEL))
+
+
+def test_numbers_drawn_ahead_are_those_drawn_one_by_one() -> None:
+    draws, slow = Draws(np.random.default_rng(3)), np.random.default_rng(3)
+    assert [draws.next() for _ in range(2 * AHEAD + 1)] == [slow.random() for _ in range(2 * AHEAD + 1)]

@@ -25,7 +25,7 @@ def filled(*uses: Use, gpu: int = 40) -> SmallCache:
 
 def marks(cache: SmallCache, *words: str) -> list[tuple[str, str]]:
     """Queue and type of the nodes that these words end with."""
-    return [cache.node(word).notes[0][:2] for word in words]
+    return [(mark.queue, mark.kind) for mark in (cache.node(word).notes[0] for word in words)]
 
 
 # --- what is learned -------------------------------------------------------------------------------------------------
@@ -97,10 +97,10 @@ def test_answers_are_of_a_type_of_their_own_and_go_first_until_they_are_sent_aga
     first = make_request(cache.words.pages("ab"), index=0, session=0, kind="chat")
     policy.on_request(first, 0.0)
     node = cache.tree.add(cache.tree.root, ((90, 2),), 2, 0.0)
-    assert policy._mark(node, first, "sessions/chat") == PROMPT and node.notes[0][0] == "sessions/chat"
+    assert policy._mark(node, first, "sessions/chat") == PROMPT and node.notes[0].queue == "sessions/chat"
     answer = cache.tree.add(node, ((92, 1),), 1, 0.0)
-    assert policy._mark(answer, first, "sessions/chat") == ANSWER and answer.notes[0] == (FIRST, ANSWER, 0)
-    assert policy._mark(answer, first, "sessions/chat") == ANSWER and answer.notes[0] == ("sessions/chat", ANSWER, 0)
+    assert policy._mark(answer, first, "sessions/chat") == ANSWER and answer.notes[0].queue == FIRST
+    assert policy._mark(answer, first, "sessions/chat") == ANSWER and answer.notes[0].queue == "sessions/chat"
 
 
 def test_the_first_queue_leaves_before_all_others() -> None:
@@ -116,7 +116,7 @@ def slow_place(policy: SemanticAdaptive, node: Node, now: float) -> tuple[int, f
     """Where a leaf stands, from the formulas alone."""
     if node.notes[0] is None:
         return 2, 0.0, node.last_used
-    queue, kind, _ = node.notes[0]
+    queue, kind = node.notes[0].queue, node.notes[0].kind
     if queue == FIRST:
         return 0, 0.0, node.last_used
     age = max(now - node.last_used, 1e-3)
@@ -148,7 +148,7 @@ def test_the_victim_is_the_lowest_of_all_leaves_and_pages_are_counted(seed: int)
         held = {name: queue.held_pages for name, queue in policy.queues.items() if queue.held_pages}
         counted: dict[str, int] = {}
         for node in cache.tree.root.descendants():
-            counted[node.notes[0][0]] = counted.get(node.notes[0][0], 0) + node.pages
+            counted[node.notes[0].queue] = counted.get(node.notes[0].queue, 0) + node.pages
         assert held == counted
     assert compared > 20 and {"sessions/x", TEMPLATES} <= set(policy.queues)
     assert len({worth.weight for worth in policy.types.values()}) > 1, "weights were learned"

@@ -169,7 +169,7 @@ def test_reuse_is_of_sessions_or_pages() -> None:
 
 def test_old_entries_are_forgotten() -> None:
     cache = filled(*[("abc"[index % 3], index % 3, "chat", 0) for index in range(2000)])
-    assert sum(len(made.heap) for made in cache.gpu.eviction._classes.values()) <= 65
+    assert sum(len(made.leaves) for made in cache.gpu.eviction._classes.values()) <= 65
 
 
 def test_a_window_is_positive() -> None:
