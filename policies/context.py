@@ -80,7 +80,7 @@ class PolicyContext:
             return self.recompute_s(0, tokens)
         if self.model is None or self.hardware is None:
             raise ValueError("needs a model and a machine")
-        rate = self.hardware.total_host_to_device_bytes_per_s
+        rate = self.hardware.total_host_to_device_bytes_per_s / self.model.kv_copies(self.hardware.attention_gpus)
         if kind_of(self.lower_tier_name).is_far:
             read, _ = self.hardware.read_link(self.lower_tier_name, self.model.page_bytes(self.page_tokens))
             rate = min(rate, read) if self.level == GPU else read
@@ -95,13 +95,13 @@ class PolicyContext:
     def host_load_s(self, pages: int) -> float:
         """Return the seconds to load ``pages`` pages from host memory to the GPU over an idle link."""
         assert self.model is not None and self.hardware is not None
-        n_bytes = pages * self.model.page_bytes(self.page_tokens)
+        n_bytes = pages * self.model.page_bytes(self.page_tokens) * self.model.kv_copies(self.hardware.attention_gpus)
         return self.hardware.host_latency_s + n_bytes / self.hardware.total_host_to_device_bytes_per_s
 
     def host_write_s(self, pages: int) -> float:
         """Return the seconds to write ``pages`` pages from the GPU to host memory over an idle link."""
         assert self.model is not None and self.hardware is not None
-        n_bytes = pages * self.model.page_bytes(self.page_tokens)
+        n_bytes = pages * self.model.page_bytes(self.page_tokens) * self.model.kv_copies(self.hardware.attention_gpus)
         return self.hardware.host_latency_s + n_bytes / self.hardware.total_device_to_host_bytes_per_s
 
     def read_s(self, tier: str, pages: int) -> float:

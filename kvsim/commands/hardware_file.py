@@ -22,6 +22,7 @@ COMMENTS = {
     "expert_parallel": "Groups of the GPUs that share a layer, each with routed experts of its own; 1: all have a part of each.",
     "expert_exchange": "allreduce: GPUs with experts of their own add up their results; all2all: tokens are sent there and back.",
     "expert_imbalance": "Tokens that the busiest group's experts get, relative to the mean.",
+    "attention_data_parallel": "Whether each GPU has the KV of requests of its own.",
     "host_to_device_bytes_per_s": "Rate of one long copy from pinned host memory to the GPU.",
     "device_to_host_bytes_per_s": "Rate of one long copy from the GPU to pinned host memory.",
     "both_directions_bytes_per_s": "Total rate while both directions are busy.",

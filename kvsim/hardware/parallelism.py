@@ -24,6 +24,7 @@ class Parallelism:
     expert_parallel: int
     expert_exchange: str
     expert_imbalance: float
+    attention_data_parallel: bool
     interconnect_bytes_per_s: float
     interconnect_latency_s: float
     allreduce_bytes_per_s: float | None
@@ -37,6 +38,11 @@ class Parallelism:
     def stage_gpus(self) -> int:
         """GPUs that share each layer: the degree of tensor parallelism."""
         return self.gpus // self.pipeline_parallel
+
+    @property
+    def attention_gpus(self) -> int:
+        """GPUs that share the attention of a request: those of tensor parallelism, or one."""
+        return 1 if self.attention_data_parallel else self.stage_gpus
 
     @property
     def communicates(self) -> bool:

@@ -140,6 +140,9 @@ class HardwareSpec(Parallelism):
     """One of ``EXCHANGES``."""
     expert_imbalance: float = 1.0
     """Tokens that the experts of the busiest group get, relative to the mean of all groups."""
+    attention_data_parallel: bool = False
+    """Whether each GPU that shares a layer has the KV of requests of its own (``--enable-dp-attention`` in SGLang). Otherwise all
+    have a part of each request's, and the same part where there are more of them than KV heads; see ``ModelSpec.kv_copies``."""
 
     host_to_device_bytes_per_s: float
     device_to_host_bytes_per_s: float

@@ -129,6 +129,16 @@ class ModelSpec(ModelSource):
         per_layer = self.kv_latent_dim + self.rope_dim if self.is_latent else 2 * self.kv_heads * self.head_dim
         return self.attention_layers * per_layer * self.kv_dtype_bytes
 
+    def kv_copies(self, gpus: int) -> int:
+        """Return on how many of ``gpus`` GPUs that share a layer's heads each part of the KV is.
+
+        1 if there are at least as many KV heads. A latent (MLA) is of all heads, so each GPU has all of it, as in vLLM and
+        SGLang; with fewer KV heads than GPUs, vLLM gives each GPU a copy of one (``max(1, total_num_kv_heads //
+        tensor_parallel_size)`` of ``get_num_kv_heads`` in its ``config/model.py``).
+        """
+        parts = 1 if self.is_latent else max(1, self.kv_heads)
+        return -(-gpus // parts)
+
     def page_bytes(self, page_tokens: int) -> int:
         """Bytes of a page of ``page_tokens`` tokens, all layers."""
         return page_tokens * self.kv_bytes_per_token

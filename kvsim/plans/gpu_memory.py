@@ -47,6 +47,8 @@ class GpuMemory:
     """Places for LoRA adapters."""
     stages: list[StageMemory] = field(default_factory=list)
     """Those of a pipeline, if there is more than one."""
+    kv_copies: int = 1
+    """On how many GPUs of a stage each part of the KV is; ``ModelSpec.kv_copies``."""
 
     def __post_init__(self) -> None:
         check_settings(self, Real(above=0, most=1), "gpu_memory_utilization")
@@ -58,11 +60,11 @@ class GpuMemory:
 
     @property
     def kv_bytes(self) -> int:
-        """What is left for KV; below 0 if the weights alone do not fit."""
+        """What is left for KV, each copy counted once; below 0 if the weights alone do not fit."""
         if not self.stages:
-            return self.static_bytes - self.weights_bytes - self.states_bytes
+            return (self.static_bytes - self.weights_bytes - self.states_bytes) // self.kv_copies
         there, layers = self.static_bytes // len(self.stages), sum(stage.layers for stage in self.stages)
-        return min((there - stage.weights_bytes) * layers // stage.layers for stage in self.stages)
+        return min((there - stage.weights_bytes) * layers // stage.layers for stage in self.stages) // self.kv_copies
 
 
 def auto_memory(
@@ -80,6 +82,7 @@ def auto_memory(
             states_bytes=states_bytes,
             adapters_bytes=adapters_bytes,
             stages=stages if len(stages) > 1 else [],
+            kv_copies=model.kv_copies(hardware.attention_gpus),
         )
     except ValueError as error:
         raise UsageError(f"tiers.gpu.{error}") from error
@@ -98,6 +101,8 @@ def auto_memory(
 def check_fits(model: ModelSpec, hardware: HardwareSpec, kv_bytes: int, states_bytes: int, adapters_bytes: int = 0) -> None:
     """Raise UsageError if the weights, adapters and what the GPU tier holds do not fit into an engine's GPUs, or a stage's."""
     stages, there = stage_memories(model, hardware), hardware.memory_bytes * hardware.stage_gpus
+    copies = model.kv_copies(hardware.attention_gpus)
+    kv_bytes *= copies
     for number, stage in enumerate(stages, start=1):
         kv, weights = kv_bytes * stage.layers // model.layers, stage.weights_bytes
         adapters = adapters_bytes * stage.layers // model.layers
@@ -110,10 +115,11 @@ def check_fits(model: ModelSpec, hardware: HardwareSpec, kv_bytes: int, states_b
                 f"{_gpus(hardware.stage_gpus)}: set hardware.gpus higher, or model.weight_dtype_bytes lower"
             )
         states = f", {gib(states_bytes)} of states" if states_bytes else ""
+        kv_text = f"{gib(kv)} of KV" + (f", with a copy on each of {copies} GPUs" if copies > 1 else "")
         places = f", {gib(adapters)} of LoRA adapters" if adapters else ""
         fewer = ", set engine.lora.max_loras lower" if adapters else ""
         raise UsageError(
-            f"tiers.gpu.capacity: {gib(kv)} of KV{states}{places} and {gib(weights)} of weights{where} do not fit into the "
+            f"tiers.gpu.capacity: {kv_text}{states}{places} and {gib(weights)} of weights{where} do not fit into the "
             f"{gib(there)} of {_gpus(hardware.stage_gpus)}: set it lower, or to auto{fewer}, or set hardware.gpus higher"
         )
 

@@ -14,8 +14,8 @@ from kvsim.plans.plan import Plan
 from kvsim.settings.unused_settings import ALLREDUCE, OF_EXPERTS, given
 
 EXPERTS, EXCHANGE = "hardware.expert_parallel", "hardware.expert_exchange"
-STAGES = "hardware.pipeline_parallel"
-SHARES_MEMORY = ("hardware.tensor_parallel", STAGES, EXPERTS, EXCHANGE)
+STAGES, ATTENTION = "hardware.pipeline_parallel", "hardware.attention_data_parallel"
+SHARES_MEMORY = ("hardware.tensor_parallel", STAGES, EXPERTS, EXCHANGE, ATTENTION)
 """What the memory of an engine's GPUs depends on, besides their number."""
 
 
@@ -73,6 +73,8 @@ def check_parallel(plan: Plan, command: str, keys: set[str]) -> None:
             raise NoEffect(key, "unless tokens are sent to their experts", f"set {EXPERTS} and {EXCHANGE}={ALL2ALL}")
         if key != OF_EXPERTS[0] and hardware.all2all_bytes_per_s is None and hardware.allreduce_bytes_per_s is None:
             raise NoEffect(key, "without a rate", f"set {OF_EXPERTS[0]}, or leave it out")
+    if given(keys, ATTENTION) and plan.model.kv_copies(hardware.stage_gpus) == 1:
+        raise NoEffect(ATTENTION, "where no KV is on several GPUs", "leave it out")
     if command not in IN_TIME and given(keys, EXPERTS) and not hardware.exchanges_tokens:
         raise NoEffect(EXPERTS, f"on kvsim {command}")
     for key in filter(None, [given(keys, name) for name in ALLREDUCE]):

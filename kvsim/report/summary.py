@@ -260,7 +260,8 @@ def _gpu_memory(memory: Mapping[str, Any]) -> str:
     share, total, gpus = memory["gpu_memory_utilization"], memory["memory_bytes"] / 2**30, memory["gpus"]
     parts = parts if memory["states_bytes"] else parts[:-1]
     parts += [f"{memory['adapters_bytes'] / 2**30:,.1f} GiB adapters"] if memory.get("adapters_bytes") else []
-    divided = ", ".join(parts).replace("kv", "KV")
+    copies = memory.get("kv_copies", 1)
+    divided = ", ".join(parts).replace("kv", f"KV in {copies} copies" if copies > 1 else "KV")
     stages = f" in {len(memory['stages'])} stages" if memory.get("stages") else ""
     return f"{divided}: {share:g} of {total:,.1f} GiB of {gpus} GPU{'s' * (gpus > 1)}{stages}"
 

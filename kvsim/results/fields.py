@@ -137,7 +137,7 @@ FIELDS: list[Field] = [
     Field(
         name="gpu_memory", kind=GPU_MEMORY, presence=OPTIONAL, of=given("gpu_memory"),
         meaning="with `tiers.gpu.capacity=auto`: how the memory of an engine's GPUs is divided into `kv_bytes`, "
-        "`weights_bytes`, `workspace_bytes` and `states_bytes`",
+        "`weights_bytes`, `workspace_bytes` and `states_bytes`; KV is on `kv_copies` GPUs each, and counts once",
     ),
     Field(
         name="requests", kind=Count, of=lambda run: len(run.outcome.requests) - run.skipped,

@@ -126,8 +126,9 @@ ENDS = shape(low=Share, high=Share)
 SAMPLE = shape(share=Share, draws=Count, requests=Count, subtrees=Count, hit_rate=ENDS, tiers=by(TierName, ENDS))
 """What is known of a result from samples of a trace."""
 GPU_MEMORY = shape(
-    optional=("stages", "adapters_bytes"),
+    optional=("stages", "adapters_bytes", "kv_copies"),
     adapters_bytes=Count,
+    kv_copies=Count,
     stages=many(shape(layers=Count, weights_bytes=Count)),
     **dict.fromkeys(("gpus", "memory_bytes", "kv_bytes", "weights_bytes", "workspace_bytes", "states_bytes"), Count),
     gpu_memory_utilization=Share,

@@ -41,9 +41,26 @@ class Setup:
         return self.plan.hardware.expert_parallel
 
     def per_gpu(self, n_bytes: int) -> tuple[int, int]:
-        """Return what a GPU has of an engine's pages, as a fraction: of a stage with the most layers, if there are several."""
-        layers = layers_of_stages(self.plan.model.layers, self.pipeline_parallel)
-        return n_bytes * max(layers), sum(layers) * self.tensor_parallel
+        """Return what a GPU has of an engine's pages, as a fraction: of a stage with the most layers, if there are several.
+
+        Where several GPUs have copies of KV, so does the host memory of each.
+        """
+        layers, copies = layers_of_stages(self.plan.model.layers, self.pipeline_parallel), self.kv_copies
+        return n_bytes * copies * max(layers), sum(layers) * self.tensor_parallel
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory of all GPUs of an engine, copies of KV included."""
+        return self.cpu_bytes * self.kv_copies
+
+    @property
+    def has_own_requests(self) -> bool:
+        """Whether each GPU has the attention of requests of its own."""
+        return self.plan.hardware.attention_data_parallel
+
+    @property
+    def kv_copies(self) -> int:
+        return self.plan.model.kv_copies(self.plan.hardware.attention_gpus)
 
     @property
     def kv_bytes(self) -> int | None:
@@ -180,6 +197,8 @@ SGLANG_FLAGS: dict[str, Value] = {
     "--tp-size": lambda setup: setup.tensor_parallel,
     "--pp-size": lambda setup: _above_one(setup.pipeline_parallel),
     "--ep-size": lambda setup: _above_one(setup.expert_parallel),
+    "--enable-dp-attention": lambda setup: True if setup.has_own_requests else None,
+    "--dp-size": lambda setup: setup.tensor_parallel if setup.has_own_requests else None,
     "--moe-a2a-backend": lambda setup: "deepep" if setup.plan.hardware.exchanges_tokens else None,
     "--mem-fraction-static": lambda setup: setup.static_fraction and f"{setup.static_fraction:.3f}",
     "--max-total-tokens": lambda setup: setup.kv_bytes and (setup.plan.tiers[0].capacity_pages or 0) * setup.plan.page_tokens,
@@ -216,6 +235,13 @@ def _own_groups(setup: Setup) -> str:
     if 1 < groups < setup.tensor_parallel:
         return f"vLLM spreads experts over all {setup.tensor_parallel} GPUs; the simulation had {groups} groups of experts"
     return ""
+
+
+def _shared_attention(setup: Setup) -> str:
+    """vLLM has data-parallel attention between data-parallel ranks, each of which is an engine."""
+    if not setup.has_own_requests:
+        return ""
+    return f"vLLM has attention_data_parallel as --data-parallel-size={setup.tensor_parallel}, with one GPU for each rank"
 
 
 def _micro_batches(setup: Setup) -> str:
@@ -257,14 +283,14 @@ def _chunks(setup: Setup) -> str:
 SERVERS = (
     Server(
         name="vLLM", engine="vLLM", command=f"vllm serve {MODEL}", policies=OF_VLLM_OFFLOADING, tiers=("gpu", "cpu"),
-        flags=VLLM_FLAGS | {"--kv-offloading-size": _of_tier(_cpu, lambda setup: _number(setup.cpu_bytes / GIB))},
-        environment={}, files={}, notes=(_threshold, _other_than_lru, _own_groups),
+        flags=VLLM_FLAGS | {"--kv-offloading-size": _of_tier(_cpu, lambda setup: _number(setup.host_bytes / GIB))},
+        environment={}, files={}, notes=(_threshold, _other_than_lru, _own_groups, _shared_attention),
     ),
     Server(
         name="vLLM with LMCache", engine="vLLM", command=f"vllm serve {MODEL}", policies=OF_VLLM | OF_LMCACHE,
         tiers=("gpu", "cpu", "disk"), flags=VLLM_FLAGS | {"--kv-transfer-config": lambda setup: CONNECTOR},
         environment={"LMCACHE_CONFIG_FILE": lambda setup: LMCACHE_FILE}, files={LMCACHE_FILE: lmcache}, is_for_lower_tiers=True,
-        notes=(_chunks, _own_groups),
+        notes=(_chunks, _own_groups, _shared_attention),
     ),
     Server(
         name="SGLang", engine="SGLang", command=f"python -m sglang.launch_server --model-path {MODEL}", policies=OF_HICACHE,

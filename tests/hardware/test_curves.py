@@ -96,6 +96,7 @@ def from_yaml(**curves: Any) -> HardwareSpec:
         "pipeline_parallel",
         "expert_parallel",
         "expert_exchange",
+        "attention_data_parallel",
         "all2all_dispatch_bytes",
     )
     given = yaml.safe_load(H200.read_text())

@@ -248,3 +248,9 @@ def test_a_batch_reads_the_expected_number_of_distinct_experts() -> None:
 def test_a_bad_setting_is_named_with_its_remedy(base: dict[str, Any], change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ModelSpec(**(base | change))
+
+
+def test_gpus_have_copies_of_kv_where_there_are_more_of_them_than_kv_heads() -> None:
+    eight_heads, latent = published("llama3_8b"), published("deepseek_v3")
+    assert [eight_heads.kv_copies(gpus) for gpus in (1, 4, 8, 16, 32)] == [1, 1, 1, 2, 4]
+    assert [latent.kv_copies(gpus) for gpus in (1, 2, 8)] == [1, 2, 8]

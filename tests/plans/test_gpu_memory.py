@@ -27,6 +27,33 @@ def test_the_gpu_tier_takes_what_the_weights_leave(command: str) -> None:
     assert built.tiers[0].capacity_pages == room // (16 * 131_072)
 
 
+DEEPSEEK = ("model=deepseek_v3", "hardware=h200", "hardware.gpus=8")
+TOKEN_BYTES = 61 * (512 + 64) * 2
+"""A latent and the part of keys that all heads share, in each of DeepSeek-V3's layers."""
+
+
+def test_each_gpu_has_all_of_a_latent() -> None:
+    one = plan("tiers.gpu.capacity=auto", *DEEPSEEK)
+    assert one.gpu_memory is not None and one.gpu_memory.kv_copies == 8
+    room = one.gpu_memory.static_bytes - one.gpu_memory.weights_bytes
+    assert one.gpu_memory.kv_bytes == room // 8
+    assert one.tiers[0].capacity_pages == room // 8 // (16 * TOKEN_BYTES) == 36_353
+    own = plan("tiers.gpu.capacity=auto", *DEEPSEEK, "hardware.attention_data_parallel=true")
+    assert own.tiers[0].capacity_pages == room // (16 * TOKEN_BYTES)
+
+
+def test_copies_of_kv_must_fit_too() -> None:
+    plan("tiers.gpu.capacity=40GiB", *DEEPSEEK)
+    with pytest.raises(UsageError, match=r"^tiers\.gpu\.capacity: 640\.0 GiB of KV, with a copy on each of 8 GPUs and"):
+        plan("tiers.gpu.capacity=80GiB", *DEEPSEEK)
+    plan("tiers.gpu.capacity=80GiB", *DEEPSEEK, "hardware.attention_data_parallel=true")
+
+
+def test_attention_of_own_requests_needs_copies_to_spare() -> None:
+    with pytest.raises(UsageError, match=r"^hardware\.attention_data_parallel has no effect where no KV is on several GPUs"):
+        plan("hardware=h100", "hardware.gpus=8", "hardware.attention_data_parallel=true")
+
+
 def test_its_settings_are_heeded() -> None:
     whole = "tiers.gpu.gpu_memory_utilization=1"
     pages = plan("tiers.gpu.capacity=auto", "hardware=h100", whole, "tiers.gpu.workspace=0").tiers[0].capacity_pages

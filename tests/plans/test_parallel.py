@@ -156,12 +156,14 @@ def test_the_gpu_tier_has_what_the_worst_stage_leaves(command: str) -> None:
 
 def test_uneven_stages_have_room_for_fewer_pages() -> None:
     """DeepSeek-V3 has 61 layers: of four stages, the third has 16, all with experts, and the first three dense ones."""
-    whole, staged = plan(*SPARSE), plan(*SPARSE, "hardware.pipeline_parallel=4")
-    memory = staged.gpu_memory
-    assert memory is not None and whole.gpu_memory is not None
+    own = "hardware.attention_data_parallel=true"
+    whole, staged = plan(*SPARSE, own), plan(*SPARSE, own, "hardware.pipeline_parallel=4")
+    memory, copied = staged.gpu_memory, plan(*SPARSE, "hardware.pipeline_parallel=4").gpu_memory
+    assert memory is not None and whole.gpu_memory is not None and copied is not None
     third = memory.stages[2]
     room = (memory.static_bytes // 4 - third.weights_bytes) * 61 // 16
     assert memory.kv_bytes == room < whole.gpu_memory.kv_bytes
+    assert copied.kv_bytes == room // 2, "both GPUs of a stage have all of its latents"
 
 
 def test_gpus_that_exchange_tokens_have_the_shared_experts_each() -> None:

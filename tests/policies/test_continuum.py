@@ -123,6 +123,16 @@ def test_what_a_context_costs_to_get_back() -> None:
     assert seconds == pytest.approx([0.048, 0.48, 0.003648])
 
 
+def test_copies_of_kv_on_several_gpus_come_back_one_by_one() -> None:
+    heads, gpus = MODEL.kv_heads, 3 * MODEL.kv_heads
+    own, copied = (
+        PolicyContext(model=MODEL, hardware=replace(MACHINE, gpus=number), lower_tier_name="cpu") for number in (heads, gpus)
+    )
+    assert copied.reload_s(3) == pytest.approx(own.reload_s(3)), "three links for each part, and three copies of it"
+    assert copied.host_load_s(5) == pytest.approx(own.host_load_s(5))
+    assert copied.host_write_s(5) == pytest.approx(own.host_write_s(5))
+
+
 def test_from_a_disk_straight_to_the_gpu_the_slower_of_disk_and_host_link_counts() -> None:
     slow_link = replace(MACHINE, host_to_device_bytes_per_s=50.0)
     contexts = [

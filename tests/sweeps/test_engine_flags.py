@@ -53,6 +53,22 @@ def test_stages_and_groups_of_experts_have_their_flags() -> None:
 SPARSE = ("model=deepseek_v3", "model.weight_dtype_bytes=1", "hardware=h200", "hardware.gpus=8")
 
 
+def test_a_latent_has_as_many_tokens_as_fit_on_each_gpu() -> None:
+    tokens = 61 * (512 + 64) * 2 * 16 * 1000  # of a thousand pages
+    found = started(*SPARSE, f"tiers.gpu.capacity={tokens}B", cpu=2 * tokens)
+    vllm, sglang = flags(found["vLLM"]["command"]), flags(found["SGLang"]["command"])
+    assert int(vllm["--kv-cache-memory-bytes"]) == tokens, "each GPU has all"
+    assert float(vllm["--kv-offloading-size"]) == pytest.approx(8 * 2 * tokens / GIB, abs=0.01), "of all GPUs together"
+    assert sglang["--max-total-tokens"] == "16000" and sglang["--hicache-size"] == str(2 * tokens // 10**9)
+
+
+def test_attention_of_own_requests_has_flags_of_sglang() -> None:
+    found = started(*SPARSE, "hardware.attention_data_parallel=true")
+    sglang = flags(found["SGLang"]["command"])
+    assert "--enable-dp-attention" in sglang and (sglang["--tp-size"], sglang["--dp-size"]) == ("8", "8")
+    assert found["vLLM"]["notes"] == ["vLLM has attention_data_parallel as --data-parallel-size=8, with one GPU for each rank"]
+
+
 def test_tokens_that_are_sent_to_their_experts_need_a_backend() -> None:
     summed = started(*SPARSE, "hardware.expert_parallel=8")
     assert "--enable-expert-parallel" in flags(summed["vLLM"]["command"]) and summed["vLLM"]["notes"] == []
@@ -65,11 +81,11 @@ def test_tokens_that_are_sent_to_their_experts_need_a_backend() -> None:
 
 
 def test_a_gpu_of_the_largest_stage_has_more_of_a_page() -> None:
-    """DeepSeek-V3 has 61 layers: four stages of 2 GPUs have up to 16 of them. A GPU of these has 8/61 of the KV, not 1/8."""
+    """DeepSeek-V3 has 61 layers: four stages of 2 GPUs have up to 16 of them. Both GPUs have all of these latents."""
     found = started(*SPARSE, "hardware.pipeline_parallel=4", "tiers.gpu.capacity=61GiB", cpu=61 * GIB)
     capacity = 61 * GIB // (16 * 61 * 576 * 2) * (16 * 61 * 576 * 2)
-    assert flags(found["vLLM"]["command"])["--kv-cache-memory-bytes"] == str(capacity * 16 // (61 * 2))
-    assert flags(found["SGLang"]["command"])["--hicache-size"] == str(8 * GIB // 10**9)
+    assert flags(found["vLLM"]["command"])["--kv-cache-memory-bytes"] == str(capacity * 16 // 61)
+    assert flags(found["SGLang"]["command"])["--hicache-size"] == str(16 * GIB // 10**9)
 
 
 def test_the_share_for_weights_and_kv_is_what_utilization_leaves_of_the_workspace() -> None:
@@ -160,7 +176,8 @@ def test_flags_that_presets_name_too_have_the_same_names(engine: str) -> None:
     assert len(mine & named) >= 6
     own = {"--tensor-parallel-size", "--gpu-memory-utilization", "--kv-cache-memory-bytes", "--kv-transfer-config", "--tp-size",
            "--mem-fraction-static", "--max-total-tokens", "--hicache-size", "--enable-lmcache",
-           "--pipeline-parallel-size", "--enable-expert-parallel", "--pp-size", "--ep-size", "--moe-a2a-backend"}  # fmt: skip
+           "--pipeline-parallel-size", "--enable-expert-parallel", "--pp-size", "--ep-size", "--moe-a2a-backend",
+           "--enable-dp-attention", "--dp-size"}  # fmt: skip
     assert mine - named <= own
 
 

@@ -72,7 +72,8 @@ class Roofline(Steps):
     overheads (Williams, Waterman and Patterson: Roofline, CACM 52(4), 2009). ``Communication`` adds to FLOPs and memory traffic.
 
     Per step, weights are read once, the KV of each chunk's prefix and of each decoding request is read once, as far as it is in
-    a layer's window, and a recurrent state is read and written once for each chunk and decoding request.
+    a layer's window, and a recurrent state is read and written once for each chunk and decoding request. GPUs with copies of the
+    same KV each read their own.
     """
 
     def __init__(self, model: ModelSpec, hardware: HardwareSpec) -> None:
@@ -83,7 +84,7 @@ class Roofline(Steps):
         self._flops_per_s = hardware.effective_flops_per_s
         self._bytes_per_s = hardware.effective_memory_bytes_per_s
         self._attention_flops = model.decode_attention_flops_per_pair
-        self._kv_bytes = model.kv_bytes_per_token
+        self._kv_bytes = model.kv_bytes_per_token * model.kv_copies(hardware.attention_gpus)
         self._has_windows = model.sliding_window_layers > 0
         self._state_bytes = 2 * model.state_bytes
         self._linear_flops = model.linear_flops_per_token
@@ -180,7 +181,8 @@ class MeasuredParts(Steps):
         self._has_scan = model.is_hybrid and self.curves.scan is not None
         self._state_s = 2 * model.state_bytes / hardware.effective_memory_bytes_per_s
         self._product_flops = model.linear_flops_per_token - (model.recurrence_flops_per_token if self._has_scan else 0.0)
-        self._layer_bytes = layer_bytes = model.kv_bytes_per_token / model.attention_layers / hardware.gpus
+        part = hardware.gpus / model.kv_copies(hardware.attention_gpus)
+        self._layer_bytes = layer_bytes = model.kv_bytes_per_token / model.attention_layers / part
         flops_s = model.decode_attention_flops_per_pair / hardware.effective_flops_per_s
         self._pair_s = flops_s
         measured = [

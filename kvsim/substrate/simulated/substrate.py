@@ -77,7 +77,8 @@ class SimulatedSubstrate:
         self.steps = engine_steps(steps_of_run(model, hardware, seed=seed, engines=layout.engines), hardware, speculation, lora)
         self._counts_repeated = counts_repeated(hardware)
         self.warm_steps = WarmSteps(self.steps, hardware, engines=layout.engines)
-        self.wiring = Wiring(self.agenda, hardware, self.page_bytes, model.attention_layers, layout, links)
+        copies = model.kv_copies(hardware.attention_gpus)
+        self.wiring = Wiring(self.agenda, hardware, self.page_bytes, model.attention_layers, layout, links, copies)
         self.ranks = Ranks(hardware, seed) if hardware.rank_jitter or hardware.rank_faults or hardware.noise else None
         """None: all ranks are alike, have no noise, and move the same pages at any time."""
         self.flows: dict[Transfer, Flow] = {}

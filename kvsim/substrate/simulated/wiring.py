@@ -25,14 +25,20 @@ class Wiring:
     the other end.
     """
 
-    def __init__(self, agenda: Agenda, hardware: HardwareSpec, page_bytes: int, layers: int, layout: Layout, mode: str) -> None:
-        """``layers`` are those with attention; ``mode`` is ``fifo`` or ``shared``."""
+    def __init__(
+        self, agenda: Agenda, hardware: HardwareSpec, page_bytes: int, layers: int, layout: Layout, mode: str, kv_copies: int = 1
+    ) -> None:
+        """``layers`` are those with attention; ``mode`` is ``fifo`` or ``shared``.
+
+        ``kv_copies`` GPUs of an engine each move the same part of a page over their own links: its bytes, which count once,
+        take so many times as long.
+        """
         self.agenda = agenda
         self._is_shared = mode == "shared"
         self._read, self._write, disk_total = disk_rates(hardware, page_bytes)
-        self._down, self._up, total = host_link(hardware, page_bytes / layers / hardware.stage_gpus)
+        self._down, self._up, total = host_link(hardware, kv_copies * page_bytes / layers / hardware.stage_gpus, kv_copies)
         self._total, self._disk_total = total, disk_total
-        self._host_bytes_per_s = hardware.host_memory_bytes_per_s or 0.0
+        self._host_bytes_per_s = (hardware.host_memory_bytes_per_s or 0.0) / kv_copies
         self._disks, self._hosts = layout.disks, layout.hosts
         self._disk_users, self._host_users = _users(layout.disks), _users(layout.hosts)
         """The engines above each disk, and those of each host."""
@@ -43,7 +49,9 @@ class Wiring:
         if hardware.remote is not None:
             rate = hardware.remote.page_bytes_per_s(page_bytes), hardware.remote.latency_s
             self.stores[LEVELS.index("remote"), 0] = self._remote_channels(rate)
-        self.pairs = self._pairs(layout, (hardware.interconnect_bytes_per_s * hardware.gpus, hardware.interconnect_latency_s))
+        self.pairs = self._pairs(
+            layout, (hardware.interconnect_bytes_per_s * hardware.gpus / kv_copies, hardware.interconnect_latency_s)
+        )
 
     def channel(self, transfer: Transfer) -> Channel:
         """Return the channel that carries a transfer."""
@@ -181,14 +189,17 @@ def disk_rates(hardware: HardwareSpec, page_bytes: int) -> tuple[Rate, Rate, flo
     return (read, latency_s), (write, latency_s), disk.total_bytes_per_s(page_bytes) or 0.0
 
 
-def host_link(hardware: HardwareSpec, fragment_bytes: float) -> tuple[Rate, Rate, float]:
-    """Return rate and latency to the GPU, rate and latency to the host, and the total rate while both directions are busy."""
+def host_link(hardware: HardwareSpec, fragment_bytes: float, kv_copies: int = 1) -> tuple[Rate, Rate, float]:
+    """Return rate and latency to the GPUs, rate and latency to the host, and the total rate while both directions are busy.
+
+    Of bytes that ``kv_copies`` GPUs each move over links of their own, and that count once.
+    """
     more_s = hardware.copy_overhead_s
     if (links := hardware.link_curves) is None:
         latency_s = hardware.host_latency_s + more_s
-        to_device = hardware.total_host_to_device_bytes_per_s, latency_s
-        to_host = hardware.total_device_to_host_bytes_per_s, latency_s
-        return to_device, to_host, hardware.total_both_directions_bytes_per_s
+        to_device = hardware.total_host_to_device_bytes_per_s / kv_copies, latency_s
+        to_host = hardware.total_device_to_host_bytes_per_s / kv_copies, latency_s
+        return to_device, to_host, hardware.total_both_directions_bytes_per_s / kv_copies
+    gpus = hardware.gpus / kv_copies
     (down, down_s), (up, up_s) = links.to_device(fragment_bytes), links.to_host(fragment_bytes)
-    gpus = hardware.gpus
     return (down * gpus, down_s + more_s), (up * gpus, up_s + more_s), links.total_bytes_per_s(fragment_bytes) * gpus

@@ -1,5 +1,7 @@
 """The roofline: a step takes as long as its FLOPs or its memory traffic, whichever is longer, and an overhead."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,6 +88,15 @@ def test_copies_that_begin_with_a_step_delay_its_launch() -> None:
 def test_a_step_reads_all_weights_and_the_keys_and_values_of_what_it_attends_to() -> None:
     work = Work(chunks=[(3, 10)], decode_requests=2, decode_context_tokens=50)
     assert roofline(flops_per_s=1e9, memory_bytes_per_s=1).leap_s(work, 1) == 80 + 4 * (10 + 3 + 2 + 50)
+
+
+def test_each_gpu_reads_its_own_copy_of_the_keys_and_values() -> None:
+    """One KV head on 4 GPUs, which read 4 bytes a second together: all of it each, and a quarter of the weights."""
+    one = roofline(flops_per_s=1e9, memory_bytes_per_s=1).hardware
+    work = Work(chunks=[(3, 10)], decode_requests=2, decode_context_tokens=50)
+    assert Roofline(MODEL, replace(one, gpus=4)).leap_s(work, 1) == 80 / 4 + 4 * (10 + 3 + 2 + 50)
+    own = replace(one, gpus=4, attention_data_parallel=True)
+    assert Roofline(MODEL, own).leap_s(work, 1) == (80 + 4 * (10 + 3 + 2 + 50)) / 4
 
 
 def test_a_state_is_read_and_written_once_for_each_chunk_and_decoding_request() -> None:

@@ -26,6 +26,7 @@ MACHINE: dict[str, Any] = {
     "disk_read_bytes_per_s": 20.0,
     "disk_write_bytes_per_s": 10.0,
     "step_overhead_s": 0.5,
+    "attention_data_parallel": True,  # MODEL has one KV head, of which tensor-parallel GPUs would have copies
 }
 CURVES: dict[str, Any] = {
     "linear": [[1, 10.0], [100, 1000.0]],
@@ -280,6 +281,30 @@ def test_what_goes_straight_to_the_disk_takes_its_part_of_the_host_link() -> Non
     flows = [channels["cpu-gpu"].send(1000.0), channels["disk-gpu"].send(100.0)]
     channels["cpu-gpu"].agenda.play()
     assert [flow.ended_s for flow in flows] == pytest.approx([6 + 500 / 100, 6.0])
+
+
+def test_gpus_with_copies_of_the_same_kv_each_read_all_of_it() -> None:
+    """On two GPUs, decode attention takes as long as on one; with a head for each, it reads half as many bytes a GPU."""
+    work = Work(decode_requests=1, decode_context_tokens=20)  # 80 bytes a layer
+    fast = {"linear": [[1, 1e9]]}
+    one = step_times(MODEL, machine(compute_curves=ComputeCurves(**(CURVES | fast)))).leap_s(work, 1)
+    copies, parts = (
+        step_times(MODEL, machine(gpus=2, attention_data_parallel=own, compute_curves=ComputeCurves(**(CURVES | fast))))
+        for own in (False, True)
+    )
+    assert copies.leap_s(work, 1) == pytest.approx(one, rel=1e-6)
+    assert one - parts.leap_s(work, 1) == pytest.approx(2 * (80 / 20 - 40 / 20), rel=1e-6)
+
+
+def test_gpus_with_copies_of_the_same_kv_each_move_move_their_own() -> None:
+    """MODEL has one KV head, which both GPUs have: whole fragments of 8 bytes, at the rate of one link."""
+    links = LinkCurves(
+        host_to_device=[[4, 0.25, 50.0], [8, 0.5, 70.0]], device_to_host=[[8, 0.5, 30.0]], both_directions=[[8, 60.0]]
+    )
+    for curves, down, up in ((links, (70.0, 0.5), (30.0, 0.5)), (None, (100.0, 1.0), (80.0, 1.0))):
+        spec = machine(link_curves=curves, gpus=2, attention_data_parallel=False, host_latency_s=1.0)
+        channels = SimulatedSubstrate(MODEL, spec, 2, links="fifo").channels
+        assert [(channels[name].bytes_per_s, channels[name].latency_s) for name in ("cpu-gpu", "gpu-cpu")] == [down, up]
 
 
 def test_gpus_have_links_of_their_own_for_parts_of_each_fragment() -> None:
