@@ -20,6 +20,8 @@ DEPTH: Final = 1e9
 """Weight of one page of depth in an entry's place; exceeds the number of entries. Exact up to 9 million pages per prompt."""
 LEFT: Final = 256
 """Free places that the beginning of a line may always have; beyond that, it has at most four for each entry."""
+NEAR_END: Final = 256
+"""An entry that belongs among the last ones of a line, this many at most, is put there: moving them costs less than a heap."""
 BY_RANK: Final = itemgetter(0)
 BY_PLACE: Final = itemgetter(1)
 """To sort entries by place and then by rank compares floats only, which is quicker than comparing entries."""
@@ -127,8 +129,8 @@ class RankedEviction(SteppingEviction):
     while the node is pinned; a policy that lowers the rank of an evictable node must call ``on_evictable`` again. Anything
     else is a PolicyError.
 
-    The queue is a sorted line plus a heap. An entry that sorts after the whole line, as nearly all of LRU do, is added to its
-    end, one that sorts before it to its beginning; any other goes to the heap.
+    The queue is a sorted line plus a heap. An entry that sorts after the whole line, as most of LRU do, is added to its end, one
+    that sorts before it to its beginning, and one that belongs near its end is put there; any other goes to the heap.
     """
 
     def bind(self, context: PolicyContext) -> None:
@@ -221,10 +223,35 @@ class RankedEviction(SteppingEviction):
                 self.head = head - 1
                 line[head - 1] = entry
                 return
+            if isinstance(rank, float) and self._enter_near_end(rank, entry):
+                return
             heappush(self.heap, entry)
             self._note_heap()
         except (TypeError, ValueError) as error:
             refuse_order(self, [rank, *self._ranks()], error)
+
+    def _enter_near_end(self, rank: float, entry: tuple[Any, ...]) -> bool:
+        """Put an entry where it belongs among the last ones of the line; return False if it belongs before them.
+
+        Also if one of those that it is compared with has a rank that is no float.
+        """
+        line, place = self.line, entry[1]
+        low, high = max(self.head, len(line) - NEAR_END), len(line)
+        first = low
+        while low < high:
+            middle = (low + high) // 2
+            other: tuple[Any, ...] = line[middle]
+            noted = other[0]
+            if not isinstance(noted, float):
+                return False
+            if rank > noted or rank == noted and place > other[1]:
+                low = middle + 1
+            else:
+                high = middle
+        if low == first:
+            return False
+        line.insert(low, entry)
+        return True
 
     def _compact(self) -> None:
         """Keep only the latest entry of each evictable node."""

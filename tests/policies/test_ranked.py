@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kvsim.core.tree import Node
+from kvsim.core.tree import Node, RadixTree
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy, RankedEviction
 from kvsim.policies.eviction.lru import LRU
@@ -89,3 +89,14 @@ def test_a_victim_that_stays_in_part_is_next_again() -> None:
     assert cache.on("gpu") == "abcxyzpq" and entry[2] is cache.node("abc")
     cache.use("rs")
     assert cache.on("gpu") == "axyzpqrs" and queue.line[queue.head] is entry
+
+
+def test_entries_near_the_end_of_the_line_stay_in_order() -> None:
+    policy = AlikeInThrees()
+    policy.bind(PolicyContext(page_tokens=16))
+    node = RadixTree(1).root
+    ranks = [*map(float, range(1000)), 990.0, 985.5, 985.5, 999.0, 744.0, 743.5, 10.0]
+    for place, rank in enumerate(ranks):
+        policy._enter(rank, place, node)
+    assert len(policy.heap) == 3 and policy.line == sorted(policy.line, key=lambda entry: entry[:2])
+    assert [policy._next_entry()[:2] for _ in ranks] == sorted((rank, place) for place, rank in enumerate(ranks))
