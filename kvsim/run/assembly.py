@@ -225,11 +225,17 @@ def _hybrid_settings(plan: Plan, tiers: list[Tier], requests: Sequence[Request])
     return HybridSettings(
         checkpoint=checkpoint,
         state_tiers=state_tiers,
-        state_pages=1 if state_tiers else -(-model.state_bytes // model.page_bytes(plan.page_tokens)),
+        state_pages=1 if state_tiers else _state_pages(plan),
         state_bytes=model.state_bytes,
         grid_pages=model.checkpoint_grid_tokens(plan.page_tokens) // plan.page_tokens,
         prefill_chunk_tokens=plan.replay.chunk_tokens,
     )
+
+
+def _state_pages(plan: Plan) -> int:
+    """Return the slots of pages that a state takes. GPUs have a part of it each, also where they have copies of KV."""
+    copies = plan.model.kv_copies(plan.hardware.attention_gpus)
+    return -(-plan.model.state_bytes // (copies * plan.model.page_bytes(plan.page_tokens)))
 
 
 # --- engines -------------------------------------------------------------------------------------------------------------

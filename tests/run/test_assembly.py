@@ -40,3 +40,16 @@ def test_the_policies_of_all_engines_know_one_and_the_same_sequence_of_requests(
     assert (of_tiers, len(KNOWN)) == (3, 6)
     assert all(known is KNOWN[0] for known in KNOWN[:3]) and all(known is KNOWN[3] for known in KNOWN[3:])
     assert KNOWN[0] == KNOWN[3] == tuple(trace.requests)
+
+
+def test_a_state_takes_fewer_pages_where_gpus_have_copies_of_kv() -> None:
+    """Qwen3-Next has two KV heads, so each page is twice on four GPUs; each has a fourth of a state."""
+    trace = Synthetic(sessions=2).load(256)
+    taken = []
+    for gpus in (2, 4):
+        settings = ["model=qwen3_next_80b", "rules=vllm_hybrid", "hardware=h200", f"hardware.gpus={gpus}"]
+        plan = plan_for("simulate", trace, arguments_of([*settings, "tiers.gpu.capacity=400pages"], {}))
+        cache = build_served(plan, build_graphs(plan, trace.requests)[0], trace.requests)
+        taken.append(cache.states.units)
+        assert taken[-1] == -(-plan.model.state_bytes // (gpus // 2 * plan.model.page_bytes(256)))
+    assert taken[1] < taken[0]

@@ -26,7 +26,7 @@ from kvsim.substrate.simulated.engine_steps import engine_steps
 from kvsim.substrate.simulated.links import Channel, Flow
 from kvsim.substrate.simulated.noisy_steps import steps_of_run
 from kvsim.substrate.simulated.pipeline import Line, StageTimes
-from kvsim.substrate.simulated.ranks import Ranks
+from kvsim.substrate.simulated.ranks import Ranks, Split
 from kvsim.substrate.simulated.sending import Sending
 from kvsim.substrate.simulated.warmth import WarmSteps
 from kvsim.substrate.simulated.wiring import Wiring
@@ -104,18 +104,22 @@ class SimulatedSubstrate:
     def copy(self, transfer: Transfer) -> Event:
         """Begin a transfer. Pages arrive in order, so a cancelled copy has brought the first pages completely."""
         slot_bytes = transfer.target.slot_bytes or self.page_bytes
-        if self.ranks is None:
+        speed = 1.0 if transfer.target.slot_bytes is None else self.wiring.state_speeds.get(transfer.name, 1.0)
+        if self.ranks is None and speed == 1.0:
             flow = self.wiring.channel(transfer).send(transfer.pages * slot_bytes, slot_bytes, None, request_of(transfer))
         else:
-            flow = self._send_by_rank(transfer, slot_bytes, self.ranks)
+            flow = self._send_by_rank(transfer, slot_bytes, speed)
         self.flows[transfer] = flow
         flow.event.then(Arrival(self.flows, transfer, flow))
         return cast(Event, flow.event)
 
-    def _send_by_rank(self, transfer: Transfer, slot_bytes: int, ranks: Ranks) -> Flow:
-        """Send a transfer that occupies its link until the slowest rank has ended."""
+    def _send_by_rank(self, transfer: Transfer, slot_bytes: int, speed: float) -> Flow:
+        """Send a transfer that occupies its link until the slowest rank has ended, at a multiple of the link's rate."""
         pages, channel = transfer.pages, self.wiring.channel(transfer)
-        split = ranks.split(transfer.name, pages, slot_bytes, channel.use.owner)
+        split = None if self.ranks is None else self.ranks.split(transfer.name, pages, slot_bytes, channel.use.owner)
+        if speed != 1.0:
+            speeds, limits = ([1.0], None) if split is None else (split.speeds, split.limits)
+            split = Split(pages, slot_bytes, [speed * each for each in speeds], limits)
         n_bytes = pages * slot_bytes if split is None else split.work_bytes
         return channel.send(n_bytes, slot_bytes, split, request_of(transfer))
 

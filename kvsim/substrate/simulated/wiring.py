@@ -38,6 +38,8 @@ class Wiring:
         self._read, self._write, disk_total = disk_rates(hardware, page_bytes)
         self._down, self._up, total = host_link(hardware, kv_copies * page_bytes / layers / hardware.stage_gpus, kv_copies)
         self._total, self._disk_total = total, disk_total
+        self.state_speeds = self._state_speeds(kv_copies)
+        """How many times as fast as KV a link carries recurrent states, of which GPUs have a part each, not copies."""
         self._host_bytes_per_s = (hardware.host_memory_bytes_per_s or 0.0) / kv_copies
         self._disks, self._hosts = layout.disks, layout.hosts
         self._disk_users, self._host_users = _users(layout.disks), _users(layout.hosts)
@@ -52,6 +54,16 @@ class Wiring:
         self.pairs = self._pairs(
             layout, (hardware.interconnect_bytes_per_s * hardware.gpus / kv_copies, hardware.interconnect_latency_s)
         )
+
+    def _state_speeds(self, kv_copies: int) -> dict[str, float]:
+        (read, _), (write, _), (down, _), (up, _) = self._read, self._write, self._down, self._up
+        speeds = {
+            "cpu-gpu": float(kv_copies),
+            "gpu-cpu": float(kv_copies),
+            "disk-gpu": min(read, kv_copies * down) / min(read, down),
+            "gpu-disk": min(write, kv_copies * up) / min(write, up),
+        }
+        return speeds if kv_copies > 1 else {}
 
     def channel(self, transfer: Transfer) -> Channel:
         """Return the channel that carries a transfer."""

@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvsim.core.pool import Pool
+from kvsim.core.tier import Tier
 from kvsim.engine.substrate import Work
 from kvsim.hardware.curves import ComputeCurves, DiskCurves, LinkCurves
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.model.spec import ModelSpec
+from kvsim.policies.eviction.lru import LRU
 from kvsim.substrate.simulated.compute import MeasuredParts, Ramps, step_times
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 
@@ -296,7 +299,7 @@ def test_gpus_with_copies_of_the_same_kv_each_read_all_of_it() -> None:
     assert one - parts.leap_s(work, 1) == pytest.approx(2 * (80 / 20 - 40 / 20), rel=1e-6)
 
 
-def test_gpus_with_copies_of_the_same_kv_each_move_move_their_own() -> None:
+def test_gpus_with_copies_of_the_same_kv_each_move_their_own() -> None:
     """MODEL has one KV head, which both GPUs have: whole fragments of 8 bytes, at the rate of one link."""
     links = LinkCurves(
         host_to_device=[[4, 0.25, 50.0], [8, 0.5, 70.0]], device_to_host=[[8, 0.5, 30.0]], both_directions=[[8, 60.0]]
@@ -305,6 +308,30 @@ def test_gpus_with_copies_of_the_same_kv_each_move_move_their_own() -> None:
         spec = machine(link_curves=curves, gpus=2, attention_data_parallel=False, host_latency_s=1.0)
         channels = SimulatedSubstrate(MODEL, spec, 2, links="fifo").channels
         assert [(channels[name].bytes_per_s, channels[name].latency_s) for name in ("cpu-gpu", "gpu-cpu")] == [down, up]
+
+
+class States:
+    """Two states of 60 bytes on their way from one tier to another."""
+
+    pages, request, goes_down, has_fault = 2, None, False, False
+
+    def __init__(self, lower: str, upper: str) -> None:
+        self.name = f"{lower}-{upper}"
+        self.source, self.target = (Tier(name, place, Pool(9), LRU()) for place, name in ((1, lower), (0, upper)))
+        self.target.slot_bytes = 60
+
+
+@pytest.mark.parametrize("jitter", [0.0, 1e-12])
+def test_gpus_with_copies_of_the_same_kv_have_parts_of_a_state(jitter: float) -> None:
+    """Both links carry 200 bytes a second of states, and half as much KV, which each of the two GPUs has; a disk is slower."""
+    for lower, seconds in (("cpu", 120 / 200), ("disk", 120 / 20)):
+        spec = machine(gpus=2, attention_data_parallel=False, rank_jitter=jitter, host_latency_s=0.0, disk_latency_s=0.0)
+        substrate = SimulatedSubstrate(HYBRID, spec, 2, links="fifo")
+        transfer: Any = States(lower, "gpu")
+        substrate.copy(transfer)
+        substrate.agenda.play()
+        assert substrate.env.now == pytest.approx(seconds)
+        assert [link.bytes for link in substrate.wiring.used()] == [120]
 
 
 def test_gpus_have_links_of_their_own_for_parts_of_each_fragment() -> None:
