@@ -192,6 +192,16 @@ class ModelSpec(ModelSource):
         return self.moe_layers * self.shared_experts * self._expert_parameters * self.weight_dtype_bytes
 
     @cached_property
+    def mixer_bytes(self) -> float:
+        """Bytes of the weights of attention and recurrences, all layers."""
+        return self._mixer_parameters * self.weight_dtype_bytes
+
+    @cached_property
+    def table_bytes(self) -> float:
+        """Bytes of the input embeddings, unless they are those of the lm_head."""
+        return self._table_parameters * self.weight_dtype_bytes
+
+    @cached_property
     def allreduces(self) -> int:
         """Sums over the GPUs in a step with tensor parallelism: one of all activations after each mixer (attention or recurrence)
         and one after each MLP (Megatron-LM, arXiv:1909.08053, section 3)."""
@@ -355,14 +365,17 @@ class ModelSpec(ModelSource):
         convolution = self.conv_channels * self.conv_width
         return self.hidden_size * self.recurrent_in_width + self.recurrent_inner_parameters + convolution + output
 
+    @property
+    def _mixer_parameters(self) -> int:
+        return self.attention_layers * self._attention_parameters + self.recurrent_layers * self._recurrent_parameters
+
     @cached_property
     def _always_read_parameters(self) -> int:
         """Weights that every step reads: all except the input embeddings and the routed experts."""
         dense = (self._layers_with_mlp - self.moe_layers) * self.mlp_matrices * self.hidden_size * self.mlp_width
         router = self.hidden_size * self.routed_experts
         sparse = self.moe_layers * (router + self.shared_experts * self._expert_parameters)
-        mixers = self.attention_layers * self._attention_parameters + self.recurrent_layers * self._recurrent_parameters
-        return mixers + dense + sparse + self._head_parameters
+        return self._mixer_parameters + dense + sparse + self._head_parameters
 
     @cached_property
     def _always_read_bytes(self) -> float:

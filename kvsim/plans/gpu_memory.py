@@ -125,13 +125,20 @@ def check_fits(model: ModelSpec, hardware: HardwareSpec, kv_bytes: int, states_b
 
 
 def stage_memories(model: ModelSpec, hardware: HardwareSpec) -> list[StageMemory]:
-    """Return what each stage has; a single one has all. Where tokens are sent to their experts, every GPU has the shared ones."""
-    count, copies = hardware.pipeline_parallel, hardware.stage_gpus - 1 if hardware.exchanges_tokens else 0
+    """Return what each stage has; a single one has all.
+
+    Where tokens are sent to their experts, every GPU has the shared ones. Where GPUs have requests of their own, each has all of
+    the attention and of the input embeddings (SGLang's ``VocabParallelEmbedding`` under ``--enable-dp-attention``).
+    """
+    count, more = hardware.pipeline_parallel, hardware.stage_gpus - 1
     parts: Sequence[ModelSpec] = stages_of(model, count) if count > 1 else [model]
+    copies, own = more * hardware.exchanges_tokens, more * hardware.attention_data_parallel
     return [
         StageMemory(
             layers=part.layers,
-            weights_bytes=int(part.parameters * part.weight_dtype_bytes) + int(copies * part.shared_expert_bytes),
+            weights_bytes=int(part.parameters * part.weight_dtype_bytes)
+            + int(copies * part.shared_expert_bytes)
+            + int(own * (part.mixer_bytes + part.table_bytes)),
         )
         for part in parts
     ]

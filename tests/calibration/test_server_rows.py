@@ -66,6 +66,19 @@ def test_long_contexts_are_read_at_most_a_tenth_faster_than_described() -> None:
     assert seconds[16384] == pytest.approx(16384 * layer_bytes / ROOFLINE.memory_bytes_per_s * np.exp(-2.0))
 
 
+@pytest.mark.parametrize("has_own", [False, True])
+def test_without_factors_several_gpus_take_the_time_of_their_roofline(has_own: bool) -> None:
+    """Llama has eight KV heads: on sixteen GPUs, each is twice, or each GPU has all weights of the attention."""
+    described = replace(ROOFLINE, gpus=16, attention_data_parallel=has_own)
+    rows = Rows(replace(PLAN.hardware, gpus=16, attention_data_parallel=has_own), described, MODEL, WORKS)
+    fitted = replace(described, compute_curves=rows.curves(np.zeros(rows.count)))
+    one, long, longer = (Work(decode_requests=1, decode_context_tokens=tokens) for tokens in (1, 16384, 65536))
+    by_curves, by_roofline = step_times(MODEL, fitted), step_times(MODEL, described)
+    assert by_curves.leap_s(one, 1) == pytest.approx(by_roofline.leap_s(one, 1), rel=1e-3)
+    (one_s, two_s), (own_s, own_two_s) = ([steps.leap_s(work, 1) for work in (long, longer)] for steps in (by_curves, by_roofline))
+    assert two_s - one_s == pytest.approx(own_two_s - own_s, rel=1e-6)
+
+
 def test_rows_lie_near_what_was_measured() -> None:
     assert near((1, 16, 64, 128), [20, 90, 0]) == [1, 16, 64]  # 90 is nearer to 64 than to 128 in logarithms
     assert near((128, 1024), []) == [128]

@@ -39,7 +39,11 @@ def test_each_gpu_has_all_of_a_latent() -> None:
     assert one.gpu_memory.kv_bytes == room // 8
     assert one.tiers[0].capacity_pages == room // 8 // (16 * TOKEN_BYTES) == 36_353
     own = plan("tiers.gpu.capacity=auto", *DEEPSEEK, "hardware.attention_data_parallel=true")
-    assert own.tiers[0].capacity_pages == room // (16 * TOKEN_BYTES)
+    assert own.gpu_memory is not None
+    query, latent = 1536 * (7168 + 128 * 192), 7168 * 576 + 512 * 128 * 256
+    attention, embeddings = 61 * (query + latent + 128 * 128 * 7168), 129_280 * 7168
+    assert own.gpu_memory.weights_bytes - one.gpu_memory.weights_bytes == 7 * (attention + embeddings), "of 1 byte each"
+    assert own.tiers[0].capacity_pages == (room - 7 * (attention + embeddings)) // (16 * TOKEN_BYTES)
 
 
 def test_copies_of_kv_must_fit_too() -> None:

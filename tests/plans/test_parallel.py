@@ -163,7 +163,9 @@ def test_uneven_stages_have_room_for_fewer_pages() -> None:
     third = memory.stages[2]
     room = (memory.static_bytes // 4 - third.weights_bytes) * 61 // 16
     assert memory.kv_bytes == room < whole.gpu_memory.kv_bytes
+    room = (copied.static_bytes // 4 - copied.stages[2].weights_bytes) * 61 // 16
     assert copied.kv_bytes == room // 2, "both GPUs of a stage have all of its latents"
+    assert third.weights_bytes > copied.stages[2].weights_bytes, "or of its attention"
 
 
 def test_gpus_that_exchange_tokens_have_the_shared_experts_each() -> None:

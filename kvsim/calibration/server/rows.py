@@ -9,6 +9,7 @@ from kvsim.engine.substrate import Work
 from kvsim.hardware.curves import ComputeCurves
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.model.spec import ModelSpec
+from kvsim.substrate.simulated.communication import ExpertLoad
 
 FEW_TOKENS = (1, 16, 64, 128)
 MANY_TOKENS = (256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384)
@@ -80,11 +81,11 @@ class Rows:
     def linear(self, factors: Sequence[float]) -> list[list[float]]:
         model, machine = self.model, self.roofline
         peak_flops, peak_bytes = (machine.flops_per_s * machine.gpus, machine.memory_bytes_per_s * machine.gpus)
-        rows, seconds = [], 0.0
+        rows, seconds, experts = [], 0.0, ExpertLoad(model, machine)
         for tokens, factor in zip(self.tokens, factors, strict=True):
             sampled = tokens if tokens in FEW_TOKENS else 1
             flops = tokens * model.linear_flops_per_token + sampled * model.sampling_flops_per_token
-            n_bytes = model.weight_bytes(tokens)
+            n_bytes = experts.weight_bytes(tokens)
             usual_s = max(flops / machine.effective_flops_per_s, n_bytes / machine.effective_memory_bytes_per_s)
             seconds = max(usual_s * factor, flops / peak_flops, n_bytes / peak_bytes, seconds)
             rows.append([flops / n_bytes, flops / seconds / machine.gpus])
@@ -105,7 +106,8 @@ class Rows:
 
         Beyond what was measured, memory is as fast as described: short contexts take little longer than none, which is no rate.
         """
-        layer_bytes = self.model.kv_bytes_per_token / self.model.attention_layers / self.roofline.gpus
+        part = self.roofline.gpus / self.model.kv_copies(self.roofline.attention_gpus)
+        layer_bytes = self.model.kv_bytes_per_token / self.model.attention_layers / part
         rate = self.roofline.effective_memory_bytes_per_s / self.roofline.gpus
         fastest = FASTER * self.start.memory_bytes_per_s
         rows, before, seconds = [], 0, 0.0

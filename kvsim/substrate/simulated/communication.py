@@ -54,14 +54,17 @@ class ExpertLoad:
     """What the busiest GPU has to do for the routed experts, as if all GPUs had as much.
 
     Without expert parallelism, or with an imbalance of 1, that is a part of each expert, or as many experts as others have.
-    If tokens are exchanged, every GPU has the shared experts and uses them for its own part of the tokens.
+    If tokens are exchanged, every GPU has the shared experts and uses them for its own part of the tokens; if it has requests of
+    its own, it has all weights of the attention.
     """
 
     def __init__(self, model: ModelSpec, hardware: HardwareSpec) -> None:
         self.model = model
         self._imbalance = hardware.expert_imbalance if hardware.expert_parallel > 1 else 1.0
         self._more_flops = (self._imbalance - 1.0) * model.routed_flops_per_token
-        self._more_bytes = (hardware.stage_gpus - 1) * model.shared_expert_bytes if hardware.exchanges_tokens else 0.0
+        copied = model.shared_expert_bytes if hardware.exchanges_tokens else 0.0
+        copied += model.mixer_bytes if hardware.attention_data_parallel else 0.0
+        self._more_bytes = (hardware.stage_gpus - 1) * copied
         self._known: dict[int, float] = {}
 
     def more_flops(self, tokens: int) -> float:

@@ -96,7 +96,7 @@ def test_each_gpu_reads_its_own_copy_of_the_keys_and_values() -> None:
     work = Work(chunks=[(3, 10)], decode_requests=2, decode_context_tokens=50)
     assert Roofline(MODEL, replace(one, gpus=4)).leap_s(work, 1) == 80 / 4 + 4 * (10 + 3 + 2 + 50)
     own = replace(one, gpus=4, attention_data_parallel=True)
-    assert Roofline(MODEL, own).leap_s(work, 1) == (80 + 4 * (10 + 3 + 2 + 50)) / 4
+    assert Roofline(MODEL, own).leap_s(work, 1) == (80 + 3 * 24 + 4 * (10 + 3 + 2 + 50)) / 4, "and all weights of attention"
 
 
 def test_a_state_is_read_and_written_once_for_each_chunk_and_decoding_request() -> None:
