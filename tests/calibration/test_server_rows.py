@@ -75,7 +75,9 @@ def test_without_factors_several_gpus_take_the_time_of_their_roofline(has_own: b
     one, long, longer = (Work(decode_requests=1, decode_context_tokens=tokens) for tokens in (1, 16384, 65536))
     by_curves, by_roofline = step_times(MODEL, fitted), step_times(MODEL, described)
     assert by_curves.leap_s(one, 1) == pytest.approx(by_roofline.leap_s(one, 1), rel=1e-3)
-    (one_s, two_s), (own_s, own_two_s) = ([steps.leap_s(work, 1) for work in (long, longer)] for steps in (by_curves, by_roofline))
+    (one_s, two_s), (own_s, own_two_s) = (
+        [steps.leap_s(work, 1) for work in (long, longer)] for steps in (by_curves, by_roofline)
+    )
     assert two_s - one_s == pytest.approx(own_two_s - own_s, rel=1e-6)
 
 
