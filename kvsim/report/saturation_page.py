@@ -144,7 +144,7 @@ def _rate(rate: float | None) -> str:
 
 
 def _runs(record: RunRecord) -> Table:
-    unserved = [name for name in ("rejected", "shed") if any(run[name] for run in record["runs"])]
+    unserved = [name for name in ("rejected", "shed") if any(run.get(name) for run in record["runs"])]
     columns = ("rate", "requests/s", "attainment", "goodput (requests/s)", "TTFT p99 (s)", "TPOT p99 (s)", "hit rate", *unserved)
     rows: list[tuple[str, ...]] = [
         (
@@ -155,7 +155,7 @@ def _runs(record: RunRecord) -> Table:
             digits(run["ttft_s_p99"]),
             digits(run["tpot_s_p99"]),
             percent(run["hit_rate"]),
-            *[count(run[name]) for name in unserved],
+            *[count(run.get(name, 0)) for name in unserved],
         )
         for run in record["runs"]
     ]
@@ -278,6 +278,6 @@ def _csv(records: Sequence[Named]) -> str:
         chosen = [settings[place].get(key, "") for key in keys]
         for run in record["runs"]:
             is_highest = str(run["rate"] == record["rate"]).lower()
-            numbers = [run[column] for column in RUN_COLUMNS]
+            numbers = [run.get(column, "") for column in RUN_COLUMNS]  # earlier versions did not record what was shed
             writer.writerow([*map(as_text, [name, *chosen]), *numbers, is_highest, record["gpus"], record["price_per_hour"]])
     return text.getvalue()

@@ -181,6 +181,7 @@ class SweepFile(TypedDict):
 
 
 PROBED = shape(
+    optional=("shed",),
     rate=Number,
     requests_per_s=Number,
     attainment=Share,

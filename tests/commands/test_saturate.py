@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from kvsim.cli import main
+from kvsim.report.saturation_page import write_saturation
+from kvsim.results.records import read_saturation
 
 REQUESTS = 300
 SERVER = (
@@ -83,6 +85,18 @@ def test_runs_that_have_finished_are_not_run_again(folder: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in folder.glob("out/*/result.json")} == first
     assert saturate(*SERVER, "hardware.fixed_s=0.5", "slo.ttft_s=0.6") == 0, "another configuration in the same folder"
     assert 2 / 1.05 <= record()["rate"] <= 2
+
+
+def test_files_of_earlier_versions_do_not_say_what_was_shed() -> None:
+    assert saturate(*SERVER) == 0
+    earlier = record()
+    for run in [earlier["highest"], *earlier["runs"]]:
+        del run["shed"]
+    Path("out", "saturate.json").write_text(json.dumps(earlier))
+    assert read_saturation(Path("out")) == earlier
+    write_saturation(Path("out"), [("out", earlier)])
+    with open("out/saturate.csv") as file:
+        assert [row["shed"] for row in csv.DictReader(file)] == [""] * len(earlier["runs"])
 
 
 def test_requests_that_were_refused_are_in_the_table_of_runs(capsys: pytest.CaptureFixture[str]) -> None:
