@@ -47,7 +47,8 @@ ON_DISK: dict[str, Any] = {"gpu": 9, "cpu": 8, "disk": 80, "overlap": "none"}
 def ranks(gpus: int = 2, *faults: RankFault, jitter: float = 0.0) -> dict[str, Any]:
     """Hardware of as many GPUs, together as fast as the one of small.py."""
     each = {name: HARDWARE[name] / gpus for name in HARDWARE if name.startswith(("flops", "host_to", "device_to", "both"))}
-    return each | {"gpus": gpus, "rank_jitter": jitter, "rank_faults": list(faults)}
+    own = {"attention_data_parallel": True}  # small.py's model has one KV head, of which the GPUs would have copies
+    return each | own | {"gpus": gpus, "rank_jitter": jitter, "rank_faults": list(faults)}
 
 
 def slow(link: str, speed: float = 0.5) -> dict[str, Any]:
