@@ -1,6 +1,7 @@
 """The head of a page: its title, the verdict in a sentence, and the few numbers that are asked for first."""
 
 from collections.abc import Mapping, Sequence
+from math import floor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,7 +100,7 @@ def tiles(result: RunRecord, of_bound: float | None = None) -> list[Tile]:
 
     ``of_bound`` is the hit rate as a share of Belady's bound, if that is known.
     """
-    bound = "" if of_bound is None else f", {of_bound:.0%} of Belady's bound"
+    bound = "" if of_bound is None else f", {_below_all(of_bound)} of Belady's bound"
     ends = f", {ends}" if (ends := interval(result)) else ""
     found = [Tile("hit rate", percent(result["hit_rate"]), f"of {count(result['prompt_tokens'])} prompt tokens{bound}{ends}")]
     if result["ttft_s"]["mean"] is None:
@@ -108,6 +109,11 @@ def tiles(result: RunRecord, of_bound: float | None = None) -> list[Tile]:
         requests = Tile("requests with a hit", percent(result.get("request_hit_rate")), of_all)
         return [*found, pages, requests]
     return [*found, _ttft(result), _goodput(result), *busiest(result)]
+
+
+def _below_all(share: float) -> str:
+    """Return a share in percent; 100 % only for all of it."""
+    return f"{share:.0%}" if share < 0.995 or share >= 1.0 else f"{floor(1000 * share) / 1000:.1%}"
 
 
 def _ttft(result: RunRecord) -> Tile:

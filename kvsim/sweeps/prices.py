@@ -122,12 +122,11 @@ class Prices:
     drives: dict[str, Drive]
 
     def engines_per_host(self, engines: int, gpus: int) -> int | None:
-        """Return how many of so many engines are on a host, spread evenly if that is possible; None: all of them."""
+        """Return how many of so many engines are on a host: as many as can be if all hosts have the same; None: all of them."""
         if self.listed.gpus_per_host is None or engines * gpus <= self.listed.gpus_per_host:
             return None
         most = self.listed.gpus_per_host // gpus
-        hosts = -(-engines // most)
-        return most if engines % hosts else engines // hosts
+        return max(on_each for on_each in range(1, most + 1) if engines % on_each == 0)
 
     def price(self, gpu: str, gpus: int, cpu_bytes: int, drive: str, drives: int) -> float:
         """Return the price of all GPUs, of all CPU memory for KV, and of all drives."""

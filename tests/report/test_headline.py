@@ -61,3 +61,10 @@ def test_machines_of_one_kind_share_its_name(simulated: Outcome) -> None:
     assert shared_subject([one, one]) == ["llama3_70b", "8x h100", "monday.jsonl"]
     assert shared_subject([one, less]) == ["llama3_70b", "h100", "monday.jsonl"]
     assert shared_subject([one, other]) == ["llama3_70b", "monday.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"), [(0.672, "67%"), (0.9949, "99%"), (0.9951, "99.5%"), (0.99999, "99.9%"), (1.0, "100%"), (1.004, "100%")]
+)
+def test_only_all_of_a_bound_is_all_of_it(share: float, shown: str, simulated: Outcome) -> None:
+    assert f", {shown} of Belady's bound" in tiles(record_of(simulated), share)[0].note

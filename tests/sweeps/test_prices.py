@@ -28,12 +28,12 @@ def test_a_price_is_that_of_gpus_memory_and_drives(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("engines", "gpus", "expected"),
-    [(1, 8, None), (2, 4, None), (4, 4, 2), (6, 2, 3), (5, 2, 4), (3, 8, 1)],
+    [(1, 8, None), (2, 4, None), (4, 4, 2), (6, 2, 3), (10, 2, 2), (5, 2, 1), (3, 8, 1)],
 )
 def test_engines_are_spread_evenly_over_as_few_hosts_as_there_must_be(
     engines: int, gpus: int, expected: int | None, tmp_path: Path
 ) -> None:
-    """With 8 GPUs a host; 5 engines with 2 GPUs cannot be spread evenly over 2 hosts."""
+    """With 8 GPUs a host; 5 engines with 2 GPUs cannot be spread evenly over 2 hosts, nor 10 over 3."""
     assert read(tmp_path, f"{LEAST}gpus_per_host: 8").engines_per_host(engines, gpus) == expected
 
 
