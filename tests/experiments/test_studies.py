@@ -662,7 +662,7 @@ def hardware_study(name: str) -> ModuleType:
 @pytest.mark.long
 def test_reused_pages(tmp_path: Path) -> None:
     """A few requests in the interpreter: too few movements for the claim, but every hit page is verified."""
-    assert hardware_study("reuse").main(["--tiny", "--output", str(tmp_path), "trace.limit=5"]) == 1
+    assert hardware_study("reuse").main(["--tiny", "--output", str(tmp_path), "trace.limit=8"]) == 1
     table = (tmp_path / "reuse.md").read_text()
     assert "| >= 100 | **fails** |" in table and "| wrong words | 0 | 0 | holds |" in table
     assert "all that were hit | holds |" in table and "| disk faults | 0 | 0 | holds |" in table

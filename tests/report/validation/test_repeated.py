@@ -193,7 +193,7 @@ def test_false_alarms_and_power() -> None:
     as_described = off()
     fails = as_described.pop("fails")
     assert sum(as_described.values()) / len(as_described) < 0.06 and max(as_described.values()) < 0.15 and fails < 0.25
-    slow_disk = off(disk_curves=None, disk_read_bytes_per_s=1.4e9, disk_write_bytes_per_s=1.5e9)
+    slow_disk = off(disk_curves=None, disk_read_bytes_per_s=1.2e9, disk_write_bytes_per_s=1.3e9)
     assert slow_disk["link_busy cpu-disk"] > 0.6 and slow_disk["fails"] > 0.6
     slow_steps = off(step_overhead_s=1e-3)
     assert slow_steps["tpot_p50"] > 0.9 and slow_steps["fails"] > 0.7
