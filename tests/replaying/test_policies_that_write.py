@@ -204,7 +204,7 @@ WAITING_WRITES: dict[str, Callable[[Any], Any]] = {
     "arrival_s": lambda waiting: setattr(waiting, "arrival_s", nan),
     "entry": lambda waiting: setattr(waiting, "entry", -1),
     "generated": lambda waiting: setattr(waiting, "generated", 5),
-    "place": lambda waiting: setattr(waiting, "place", (0, 0)),
+    "place": lambda waiting: setattr(waiting, "place", (0.0, 0, 0)),
 }
 
 
