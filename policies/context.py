@@ -94,15 +94,18 @@ class PolicyContext:
 
     def host_load_s(self, pages: int) -> float:
         """Return the seconds to load ``pages`` pages from host memory to the GPU over an idle link."""
-        assert self.model is not None and self.hardware is not None
-        n_bytes = pages * self.model.page_bytes(self.page_tokens) * self.model.kv_copies(self.hardware.attention_gpus)
-        return self.hardware.host_latency_s + n_bytes / self.hardware.total_host_to_device_bytes_per_s
+        assert self.hardware is not None
+        return self.hardware.host_latency_s + self._copied_bytes(pages) / self.hardware.total_host_to_device_bytes_per_s
 
     def host_write_s(self, pages: int) -> float:
         """Return the seconds to write ``pages`` pages from the GPU to host memory over an idle link."""
+        assert self.hardware is not None
+        return self.hardware.host_latency_s + self._copied_bytes(pages) / self.hardware.total_device_to_host_bytes_per_s
+
+    def _copied_bytes(self, pages: int) -> int:
+        """Return what all GPUs of an engine copy for so many pages, where several have the same KV."""
         assert self.model is not None and self.hardware is not None
-        n_bytes = pages * self.model.page_bytes(self.page_tokens) * self.model.kv_copies(self.hardware.attention_gpus)
-        return self.hardware.host_latency_s + n_bytes / self.hardware.total_device_to_host_bytes_per_s
+        return pages * self.model.page_bytes(self.page_tokens) * self.model.kv_copies(self.hardware.attention_gpus)
 
     def read_s(self, tier: str, pages: int) -> float:
         """Return the seconds to read ``pages`` pages from an idle tier below host memory, such as the disk, to host memory."""
