@@ -193,6 +193,12 @@ class Cluster(Frontend):
     def _hear(self, event: Event) -> None:
         self._deliver(cast(Job, event.value))
 
+    def _hear_follower(self, event: Event) -> None:
+        self._arrive(cast(Request, event.value))
+
+    def _hear_samples(self, event: Event) -> None:
+        self._follow(cast(list[Request], event.value))
+
     def _deliver(self, job: Job) -> None:
         """Let an engine hear of a request, which has waited for nothing so far."""
         job.times.waits_since_s = self.env.now
@@ -306,7 +312,7 @@ class Cluster(Frontend):
             following = self.samples.then(whole)
             if following:
                 self._samples_left[index] = len(following)
-                self.env.timeout(0.0).callbacks.append(lambda _: self._follow(following))
+                self.env.timeout(0.0, following).callbacks.append(self._hear_samples)
                 return
         if self.scaler is not None:
             self.scaler.load.ended(request, self.book.columns["tpot_s"][index], self.env.now, is_answered=status == FINISHED)
@@ -322,7 +328,7 @@ class Cluster(Frontend):
         for number in self._followers.of_ended(index):
             follower = self.book.requests[number]
             arrival = self.env.timeout(follower.delay_s, follower)
-            arrival.callbacks.append(lambda event: self._arrive(event.value))
+            arrival.callbacks.append(self._hear_follower)
         if self._homeless:
             self._homeless.ended()
 

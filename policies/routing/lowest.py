@@ -65,12 +65,17 @@ class Lowest:
         return second if self._values[second] < self._values[first] else first
 
     def _play_again(self, place: int) -> None:
-        winners = self._winners
-        match = (len(winners) // 2 + place) // 2
-        while match:
-            before = winners[match]
-            winner = self._winner(match)
-            winners[match] = winner
+        """Play the matches of an engine again, from its first one on, until another one wins what it has won before."""
+        winners, values = self._winners, self._values
+        at, winner, value = len(winners) // 2 + place, place, values[place]
+        while at > 1:
+            other = winners[at ^ 1]
+            if other != NONE:
+                theirs = values[other]
+                if not value < theirs if at & 1 else theirs < value:
+                    winner, value = other, theirs
+            at //= 2
+            before = winners[at]
+            winners[at] = winner
             if winner == before and winner != place:
                 return
-            match //= 2
