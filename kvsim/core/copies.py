@@ -65,7 +65,7 @@ class Copies:
         if self.prompts is not None:
             self.prompts.changed(node.runs)
         index = tier.index
-        node.state[index] = state
+        node.set_state(index, state)
         node.copies += 1
         node.slots[index] = slots
         self._count_child(node, index)
@@ -96,7 +96,7 @@ class Copies:
         index = tier.index
         if not node.state[index]:
             node.copies += 1
-        node.state[index] = READY
+        node.set_state(index, READY)
         tier.inserted_pages += node.pages
         if tier.wants_inserts:
             tier.eviction.on_insert(node, now)
@@ -110,7 +110,7 @@ class Copies:
 
     def leave(self, node: Node, tier: Tier) -> None:
         """Mark an evictable copy as leaving: it will be written to the tier below, then freed."""
-        node.state[tier.index] = LEAVING
+        node.set_state(tier.index, LEAVING)
         if self.prompts is not None:
             self.prompts.changed(node.runs)
         tier.evictable_pages -= node.pages
@@ -134,7 +134,7 @@ class Copies:
         if self.prompts is not None:
             self.prompts.changed(node.runs)
         index = tier.index
-        node.state[index] = ABSENT
+        node.set_state(index, ABSENT)
         node.copies -= 1
         tier.evictable_pages -= node.pages
         tier.evicted_pages += node.pages
@@ -175,7 +175,8 @@ class Copies:
         if state == READY and not node.pins[index]:
             self.free(node, tier)
             return
-        node.state[index], node.slots[index] = ABSENT, None
+        node.set_state(index, ABSENT)
+        node.slots[index] = None
         node.copies -= 1
         if state == LEAVING:
             tier.leaving_pages -= node.pages
@@ -280,14 +281,15 @@ class Copies:
         if node.slots[index] is None:
             tier.reserved_pages -= node.pages
             node.slots[index] = tier.pool.take(0)
-        node.state[index] = DOOMED
+        node.set_state(index, DOOMED)
         if not node.pins[index]:
             self.free_doomed(node, tier)
 
     def free_doomed(self, node: Node, tier: Tier) -> None:
         """Free a doomed copy, which nothing uses any more."""
         tier.pool.give(node.slots[tier.index])
-        node.state[tier.index], node.slots[tier.index] = ABSENT, None
+        node.set_state(tier.index, ABSENT)
+        node.slots[tier.index] = None
         node.copies -= 1
         if not node.copies:
             self.doomed.discard(node)

@@ -110,13 +110,13 @@ class Residency(Copies):
         """Cut a node after ``pages`` pages, copies included. Returns the upper part; ``node`` becomes the lower part."""
         upper = self.tree.cut(node, pages)
         upper.copies = node.copies
+        upper.share_state(node)
         children_in = upper.own_children_in()
         for tier in self.tiers:
             index = tier.index
             state = node.state[index]
             if not state:
                 continue
-            upper.state[index] = state
             slots = node.slots[index]
             if slots is not None:
                 upper.slots[index], node.slots[index] = tier.pool.split(slots, pages)

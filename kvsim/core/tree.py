@@ -30,8 +30,8 @@ class Node:
 
     Lists have one entry per tier, top to bottom. ``state`` and ``slots`` describe the copy in that tier; its slots are None
     while they are reserved but not yet taken. ``pins`` counts the requests and transfers that need this node, or a node below
-    it, to stay in the tier. ``children_in`` counts the children in the tier. Either may be the tree's ``zeros``, which all nodes
-    share: to write to them, ask ``own_pins`` and ``own_children_in``.
+    it, to stay in the tier. ``children_in`` counts the children in the tier. Nodes share lists of the tree that most of them
+    have: write to them by ``set_state``, ``own_pins`` and ``own_children_in``.
     """
 
     __slots__ = (
@@ -59,7 +59,7 @@ class Node:
         self.tree = tree
         """The tree that the node was made for, even after it has left it."""
         zeros = tree.zeros
-        self.state: list[int] = tree.no_copies.copy()
+        self.state: list[int] = tree.no_copies
         self.copies = 0
         """Number of tiers that have a copy, in any state."""
         self.slots: list[Any] = tree.no_slots.copy()
@@ -85,6 +85,21 @@ class Node:
     def place(self, tier: int, slots: Any) -> None:
         """Say which slots a copy has that belongs to a node outside the tree, which no tier counts."""
         self.slots[tier] = slots
+
+    def set_state(self, tier: int, state: int) -> None:
+        """Set the state of the copy in a tier."""
+        states, tree = self.state, self.tree
+        if states is tree.no_copies or states is tree.in_first:
+            if tier == 0 and (state == READY or state == ABSENT):
+                self.state = tree.in_first if state == READY else tree.no_copies
+                return
+            states = self.state = states.copy()
+        states[tier] = state
+
+    def share_state(self, other: "Node") -> None:
+        """Take over the states of another node of the same tree."""
+        states, tree = other.state, self.tree
+        self.state = states if states is tree.no_copies or states is tree.in_first else states.copy()
 
     def own_pins(self) -> list[int]:
         """Return ``pins`` to be written to: a list of this node alone."""
@@ -205,7 +220,9 @@ class RadixTree:
         """The pins, and the children in each tier, of every node that has none: shared, never modified."""
         self.is_wide = tiers >= WIDE
         self.no_copies = [ABSENT] * tiers
-        """What the list of a new node's states is a copy of."""
+        """The states of every node without copies: shared, never modified."""
+        self.in_first = [READY, *[ABSENT] * (tiers - 1)]
+        """The states of nodes that are ready in the first tier and in no other; shared, never modified."""
         self.no_slots: list[Any] = [None] * tiers
         """What its list of slots is a copy of."""
         self.root = Node((), 0, 0, None, self, 0.0)
@@ -319,7 +336,7 @@ class RadixTree:
         child.depth = node.depth
         child.parent = parent
         parent.children[node.runs[0][0]] = child
-        node.state = self.no_copies.copy()
+        node.state = self.no_copies
         node.copies = 0
 
     def remove(self, node: Node) -> None:

@@ -37,7 +37,7 @@ def deeper_than_its_parent_ends(cache: SmallCache) -> None:
 
 def on_no_tier(cache: SmallCache) -> None:
     cache.node("ab").children_in[:] = [1, 1]
-    cache.node("abc").state[:] = [ABSENT, ABSENT]
+    cache.node("abc").state = [ABSENT, ABSENT]
 
 
 def counts_in_a_list_of_all(cache: SmallCache) -> None:
@@ -57,7 +57,7 @@ def counts_a_child_more(cache: SmallCache) -> None:
 
 
 def on_the_gpu_without_its_parent(cache: SmallCache) -> None:
-    cache.node("ab").state[0] = ABSENT
+    cache.node("ab").set_state(0, ABSENT)
     cache.node("ab").copies -= 1
 
 
@@ -89,7 +89,7 @@ def usable_without_slots(cache: SmallCache) -> None:
 
 
 def waits_for_nothing(cache: SmallCache) -> None:
-    cache.node("abc").state[0] = INCOMING
+    cache.node("abc").set_state(0, INCOMING)
 
 
 def believes_that_more_can_leave(cache: SmallCache) -> None:
@@ -164,7 +164,7 @@ def copied_to_no_slots(cache: SmallCache, transfer: Transfer) -> None:
 
 
 def usable_before_it_arrived(cache: SmallCache, transfer: Transfer) -> None:
-    transfer.nodes[0].state[1] = READY
+    transfer.nodes[0].set_state(1, READY)
     cache.tiers[1].inserted_pages += 3
 
 

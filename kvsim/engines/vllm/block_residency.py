@@ -30,7 +30,7 @@ class BlockResidency(Residency):
         """Free the slots of a ready, unpinned node wherever it is; its place in the tree stays."""
         self.version += 1
         index = tier.index
-        node.state[index] = ABSENT
+        node.set_state(index, ABSENT)
         node.copies -= 1
         tier.pool.give(node.slots[index])
         tier.evictable_pages -= node.pages
@@ -48,7 +48,7 @@ class BlockResidency(Residency):
         """Let blocks leave that no request holds any more, later than all others. Returns the node that stands for them."""
         node = Node((), blocks, 0, None, self.tree, self.tick(self.now))
         node.is_state = True
-        node.state[tier.index] = READY
+        node.set_state(tier.index, READY)
         tier.evictable_pages += blocks
         tier.eviction.on_evictable(node)
         return node
@@ -85,4 +85,4 @@ class BlockResidency(Residency):
     def _shrink(node: Node, tier: Tier, blocks: int) -> None:
         node.pages -= blocks
         if not node.pages:
-            node.state[tier.index] = ABSENT
+            node.set_state(tier.index, ABSENT)
