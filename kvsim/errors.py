@@ -5,6 +5,10 @@ import re
 APPENDIX = re.compile(r"\n    (full_key|reference_type|object_type)[:=].*", re.DOTALL)
 """Lines in which OmegaConf repeats where an error was."""
 
+OF_TYPE = re.compile(r"Value '(?P<value>.*)' of type '\w+' could not be converted to (?P<type>Float|Integer)")
+NUMBERS = {"Float": "number", "Integer": "whole number"}
+"""What OmegaConf calls otherwise."""
+
 
 def one_line(text: str) -> str:
     """Return a text as one line of printable characters: what files contain never reaches a terminal as it is."""
@@ -82,7 +86,9 @@ def unusable(text: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return an error message of OmegaConf without its appendix; one about a missing setting in kvsim's words."""
+    """Return an error message of OmegaConf without its appendix; one about a missing setting or a number in kvsim's words."""
     line = " ".join(APPENDIX.sub("", str(error)).split()) or type(error).__name__
+    if wrong := OF_TYPE.fullmatch(line):
+        return f"{wrong['value']!r} is not a {NUMBERS[wrong['type']]}"
     reference = re.fullmatch(r"Interpolation key '(.*)' not found", line)
     return f"${{{reference[1]}}} refers to a setting that does not exist" if reference else line
