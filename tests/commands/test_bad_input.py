@@ -125,6 +125,16 @@ def test_a_mistake_of_other_commands_ends_with_one_line(
     assert [path.name for path in folder.iterdir()] == ["file"]
 
 
+def test_events_without_pyzmq_are_refused_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("zmq", "zmq.asyncio"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main(["shadow", "events=tcp://localhost:1"]) == 2
+    assert capfd.readouterr().err == "kvsim: pyzmq is missing, which KV events are sent with: pip install kvsim[servers]\n"
+    assert [path.name for path in folder.iterdir()] == ["file"]
+
+
 def line(**fields: object) -> str:
     return json.dumps({"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]} | fields)
 
