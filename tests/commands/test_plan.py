@@ -210,7 +210,7 @@ def test_a_policy_that_changes_nothing_is_left_out_once(folder: Path, capsys: py
         (("page_tokens=0",), "page_tokens must be at least 1"),
         (("model=hf", "model.path=No/Such"), "model.path: No/Such"),
         (("saturate.attainment=2",), "saturate.attainment must be"),
-        (("saturate.attainment=abc",), "saturate.attainment: Value 'abc'"),
+        (("saturate.attainment=abc",), "saturate.attainment: 'abc' is not a number"),
         (("hardware.flops_efficiency=5",), "hardware.flops_efficiency must be"),
         (("slo.ttft_s=2sec",), "slo.ttft_s: 2sec is not a time"),
         (("placement=write_back",), "placement has no effect"),
