@@ -28,9 +28,7 @@ def loaded(trace: Trace | str | Path, arguments: Arguments) -> tuple[Trace, Argu
     """
     if isinstance(trace, Trace):
         return as_it_is(trace), arguments
-    if not isinstance(trace, str | Path):
-        kind = type(trace).__name__
-        raise UsageError(f"trace: give a Trace (load_trace, trace_from_tokens), a file or a name such as 'synthetic', not a {kind}")
+    _check_kind(trace)
     own = [line for line in arguments.overrides if line.partition("=")[0].partition(".")[0] in OF_THE_TRACE]
     first = [f"trace.path={quoted(trace)}"]
     if not any(line.startswith("trace=") for line in own):
@@ -41,6 +39,13 @@ def loaded(trace: Trace | str | Path, arguments: Arguments) -> tuple[Trace, Argu
     loaded = source.load(pages)
     loaded.origin = origin
     return loaded, arguments._replace(overrides=[line for line in arguments.overrides if line not in own])
+
+
+def _check_kind(trace: object) -> None:
+    """Raise UsageError for what is no file and no name of a trace."""
+    if not isinstance(trace, str | Path):
+        given = "a Trace (load_trace, trace_from_tokens), a file or a name such as 'synthetic'"
+        raise UsageError(f"trace: give {given}, not a {type(trace).__name__}")
 
 
 def _choice(trace: str | Path) -> str:
