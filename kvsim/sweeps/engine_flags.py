@@ -5,9 +5,9 @@ LMCache 0.5.6 (``v1/config.py``, "Configuring LMCache"). Sizes differ in what th
 all GPUs of an engine, ``--hicache-size`` in whole GB (1e9 bytes) for each of them, and LMCache's sizes are in GiB for each one's
 worker.
 
-Where GPUs have copies of KV, each keeps its own in host memory, but for latents (MLA), which all GPUs of a stage have: vLLM keeps
-them once if there are no stages (``replicated_layout`` in ``offloading/config.py``), and so does LMCache, on its first rank
-(``save_only_first_rank`` in ``v1/cache_engine.py``). SGLang's host pool is of each rank; to files, one rank writes latents.
+Where GPUs have copies of KV, each keeps its own in host memory, but for latents (MLA), which all GPUs of a stage have. Without
+stages and recurrent layers, vLLM keeps them once (``replicated_layout`` in ``offloading/config.py``), and LMCache can, on its first
+rank (``save_only_first_rank`` in ``v1/cache_engine.py``). SGLang's host pool is of each rank; to files, one rank writes latents.
 """
 
 from collections.abc import Callable, Mapping

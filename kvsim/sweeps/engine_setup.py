@@ -46,8 +46,9 @@ class Setup:
 
     @property
     def copies_of_shared(self) -> int:
-        """Copies of KV below the GPUs where those of one stage share what all of them have."""
-        return 1 if self.plan.model.is_latent and self.pipeline_parallel == 1 else self.kv_copies
+        """Copies of KV below the GPUs where these share what all of them have: latents alone, and all layers of them."""
+        is_shared = self.plan.model.is_latent and not self.plan.model.is_hybrid and self.pipeline_parallel == 1
+        return 1 if is_shared else self.kv_copies
 
     @property
     def kv_bytes(self) -> int | None:

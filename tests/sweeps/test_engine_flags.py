@@ -78,6 +78,7 @@ def test_host_memory_has_a_copy_of_each_gpu_but_latents_once_where_gpus_share_th
     assert copies_of(*SPARSE, "hardware.pipeline_parallel=2", cpu=16 * GIB) == 4
     assert copies_of(*SPARSE, "hardware.attention_data_parallel=true", cpu=16 * GIB) == 1
     assert copies_of("hardware.gpus=16", cpu=16 * GIB) == 2 and copies_of("hardware.gpus=8", cpu=16 * GIB) == 1
+    assert copies_of("model=kimi_linear_48b", "hardware.gpus=2", "rules=vllm_hybrid", "page_tokens=64", cpu=16 * GIB) == 2
     found = started(*SPARSE, cpu=16 * GIB)
     expected = "SGLang needs 128 GiB of CPU memory for each engine (8 x the KV), and the price has 16 GiB"
     assert [expected in one["notes"] for one in found.values()] == [False, False, True, False]
