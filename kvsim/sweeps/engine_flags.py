@@ -6,8 +6,9 @@ all GPUs of an engine, ``--hicache-size`` in whole GB (1e9 bytes) for each of th
 worker.
 
 Where GPUs have copies of KV, each keeps its own in host memory, but for latents (MLA), which all GPUs of a stage have. Without
-stages and recurrent layers, vLLM keeps them once (``replicated_layout`` in ``offloading/config.py``), and LMCache can, on its first
-rank (``save_only_first_rank`` in ``v1/cache_engine.py``). SGLang's host pool is of each rank; to files, one rank writes latents.
+stages and recurrent layers, vLLM keeps them once (``replicated_layout`` in ``offloading/config.py``), and LMCache can, on its
+first rank (``save_only_first_rank`` in ``v1/cache_engine.py``). SGLang's host pool is of each rank; to files, one rank writes
+latents.
 """
 
 from collections.abc import Callable, Mapping
