@@ -4,10 +4,11 @@ tables, results from ``experiments``.
 A page asks for such a part with a comment, ``<!-- generated: NAME ARGUMENT -->``; ``generate`` returns what replaces it.
 """
 
+import ast
 import html
 import re
 from collections.abc import Callable, Iterator
-from inspect import getdoc
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +186,16 @@ def _policy_section(family: str, name: str) -> str:
 
 
 def _docstring(target: str) -> str:
-    return getdoc(hydra.utils.get_class(target)) or ""
+    """What a class says of itself."""
+    module, _, name = target.rpartition(".")
+    found = [one for one in _parsed(module).body if isinstance(one, ast.ClassDef) and one.name == name]
+    return ast.get_docstring(found[0]) or ""
+
+
+@cache
+def _parsed(module: str) -> ast.Module:
+    """The source of a module: once compiled, modules and their classes have no docstrings."""
+    return ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text())
 
 
 def _source(target: str) -> str:
@@ -197,7 +207,7 @@ def _source(target: str) -> str:
 def _origin(target: str) -> str:
     """Where the algorithm of a class comes from, in the words of its module."""
     module, _, _ = target.rpartition(".")
-    return " ".join((getdoc(hydra.utils.get_object(module)) or "").partition("\n\n")[0].split())
+    return " ".join((ast.get_docstring(_parsed(module)) or "").partition("\n\n")[0].split())
 
 
 def eviction_choice() -> str:

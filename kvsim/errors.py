@@ -5,6 +5,14 @@ import re
 APPENDIX = re.compile(r"\n    (full_key|reference_type|object_type)[:=].*", re.DOTALL)
 """Lines in which OmegaConf repeats where an error was."""
 
+KINDS = {"Float": "a number", "Integer": "a whole number", "float": "a number", "int": "a whole number", "bool": "true or false"}
+OF_KIND = (
+    re.compile(r"Value (?P<value>'.*') of type '\w+' could not be converted to (?P<kind>Float|Integer)"),
+    re.compile(r"Value (?P<value>'.*') is not a valid (?P<kind>bool) \(type \w+\)"),
+    re.compile(r"Incompatible value 'None' for field of type '(?P<kind>float|int|bool)'"),
+)
+"""How OmegaConf says that a value is of the wrong kind."""
+
 
 def one_line(text: str) -> str:
     """Return a text as one line of printable characters: what files contain never reaches a terminal as it is."""
@@ -82,7 +90,9 @@ def unusable(text: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return an error message of OmegaConf without its appendix; one about a missing setting in kvsim's words."""
+    """Return an error message of OmegaConf without its appendix; one about a missing setting or a number in kvsim's words."""
     line = " ".join(APPENDIX.sub("", str(error)).split()) or type(error).__name__
+    if wrong := next(filter(None, (pattern.fullmatch(line) for pattern in OF_KIND)), None):
+        return f"{wrong.groupdict().get('value', 'null')} is not {KINDS[wrong['kind']]}"
     reference = re.fullmatch(r"Interpolation key '(.*)' not found", line)
     return f"${{{reference[1]}}} refers to a setting that does not exist" if reference else line

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from kvsim.errors import UsageError
 from kvsim.plans.arguments import Arguments
 from kvsim.plans.build import build_trace
 from kvsim.plans.from_python import OF_THE_TRACE, composed
@@ -23,10 +24,11 @@ from kvsim.trace.memory import as_it_is, source_of
 def loaded(trace: Trace | str | Path, arguments: Arguments) -> tuple[Trace, Arguments]:
     """Return the trace, loaded if it is a file or a choice of ``trace``, and the arguments that are left of the run's.
 
-    A trace that was changed since it was loaded counts as one that the program has made.
+    A trace that was changed since it was loaded counts as one that the program has made. Raises UsageError.
     """
     if isinstance(trace, Trace):
         return as_it_is(trace), arguments
+    _check_kind(trace)
     own = [line for line in arguments.overrides if line.partition("=")[0].partition(".")[0] in OF_THE_TRACE]
     first = [f"trace.path={quoted(trace)}"]
     if not any(line.startswith("trace=") for line in own):
@@ -37,6 +39,13 @@ def loaded(trace: Trace | str | Path, arguments: Arguments) -> tuple[Trace, Argu
     loaded = source.load(pages)
     loaded.origin = origin
     return loaded, arguments._replace(overrides=[line for line in arguments.overrides if line not in own])
+
+
+def _check_kind(trace: object) -> None:
+    """Raise UsageError for what is no file and no name of a trace."""
+    if not isinstance(trace, str | Path):
+        given = "a Trace (load_trace, trace_from_tokens), a file or a name such as 'synthetic'"
+        raise UsageError(f"trace: give {given}, not a {type(trace).__name__}")
 
 
 def _choice(trace: str | Path) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
-from kvsim.settings.catalog import check_choices
+from kvsim.settings.catalog import GROUPS, check_choices
 from kvsim.settings.flags import SINGLE, parse
 from kvsim.settings.sources import flags
 
@@ -36,11 +36,24 @@ def run_application(command: str, start: "Callable[[Asked], None]", words: Seque
     from kvsim.settings.configuration import check_overrides, explained, with_trace_file
 
     check_overrides(arguments.overrides, is_multirun="--multirun" in arguments)
+    if command in SINGLE:
+        _check_single(command, arguments.overrides)
     if config_name == "config":
         arguments.overrides[:] = with_trace_file(arguments.overrides)
     with explained(arguments.overrides, config_name):
         if asked := ask_hydra(command, config_name, arguments):
             start(asked)
+
+
+def _check_single(command: str, overrides: Sequence[str]) -> None:
+    """Raise UsageError for several values of a setting, of which the command would run one after another."""
+    from kvsim.settings.configuration import parse as parse_override
+
+    for line in overrides:
+        if parse_override(line).is_sweep_override():
+            key, _, values = line.partition("=")
+            how = "choose one" if key in GROUPS else f"a list is written '{key}=[{values}]'"
+            raise UsageError(f"{line} lists several values, and kvsim {command} takes a single configuration: {how}")
 
 
 def start_run(command: str, run: "RunCommand", asked: "Asked") -> None:

@@ -17,6 +17,7 @@ from kvsim.results.result import RunRecord
 from kvsim.run.execute import own_folder
 from kvsim.run.validating_server import ADDRESS, RUNS, Source, asked_of, expanded, validate_server
 from kvsim.run.validation_runs import SIMULATED
+from kvsim.settings.bare_file import with_bare_file
 from kvsim.settings.configuration import Asked, check_run_here, without_hydra
 from kvsim.settings.flags import parse
 from kvsim.settings.sources import flags
@@ -32,7 +33,7 @@ def main(words: Sequence[str]) -> None:
     if SHOWING & arguments.flags.keys():
         run_application("validate", partial(start, Source(None, (), None)), words)
         return
-    source, more = asked_of(arguments.overrides)
+    source, more = asked_of(with_bare_file(arguments.overrides))
     run_application("validate", partial(start, source), [*words, *more])
 
 

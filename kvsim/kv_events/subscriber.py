@@ -92,6 +92,7 @@ class Subscriber:
         self._topic, self._high_water_mark, self._tell = topic.encode(), high_water_mark, tell
         self._replays, self._replay_timeout_s = replays, replay_timeout_s
         self._streams: list[Any] = []
+        self._context: Any = None
         self._sources: dict[tuple[int, bytes], _Source] = {}
 
     async def __aenter__(self) -> Self:
@@ -122,7 +123,8 @@ class Subscriber:
         for stream in self._streams:
             stream.close(linger=0)
         self._streams.clear()
-        self._context.destroy(linger=0)
+        if self._context is not None:
+            self._context.destroy(linger=0)
 
     async def __aiter__(self) -> AsyncIterator[Received]:
         """Yield batches as they come, each publisher's in order, without end."""

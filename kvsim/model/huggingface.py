@@ -75,7 +75,8 @@ class HuggingFaceModel(ModelSource):
             fields = Fields({**_inherited(whole.values), **text}, whole.path)
             remarks.append("only its text model is counted")
         if fields.kind not in FAMILIES:
-            raise fields.error(f"model_type {fields.kind} is not known, but for example {', '.join(list(FAMILIES)[:6])}")
+            problem = "is missing" if fields.get("model_type") is None else f"{fields.kind} is not known"
+            raise fields.error(f"model_type {problem}; known are for example {', '.join(list(FAMILIES)[:6])}")
         if fields.get("num_kv_shared_layers"):
             raise fields.error("layers that share their KV (num_kv_shared_layers) are not known")
         if not Whole(1, MOST_LAYERS).holds(fields.need("num_hidden_layers")):

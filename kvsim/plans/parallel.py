@@ -35,6 +35,7 @@ def check_shares(model: ModelSpec, hardware: HardwareSpec) -> None:
         check_stages(model, hardware.pipeline_parallel)
     except ValueError as error:
         raise UsageError(f"hardware.{error}") from error
+    _check_heads(model, hardware.attention_gpus)
     groups, experts = hardware.expert_parallel, model.routed_experts
     if groups == 1:
         return
@@ -48,6 +49,28 @@ def check_shares(model: ModelSpec, hardware: HardwareSpec) -> None:
             f"hardware.expert_imbalance must be at most {most:g}, not {hardware.expert_imbalance:g}: a token picks "
             f"{model.experts_per_token} of {experts} experts, each once, in {groups} groups"
         )
+
+
+def _check_heads(model: ModelSpec, gpus: int) -> None:
+    """Raise UsageError for a number of GPUs to share each layer that engines refuse."""
+    if not model.attention_layers or _share_heads(model, gpus):
+        return
+    able = ", ".join(str(count) for count in range(1, model.heads + 1) if _share_heads(model, count))
+    kv_heads = "" if model.is_latent else f" and {model.kv_heads} KV heads"
+    raise UsageError(
+        f"hardware.gpus: {gpus} GPUs cannot share the model's {model.heads} query heads{kv_heads} evenly, which engines refuse: "
+        f"set a tensor parallelism of {able}"
+    )
+
+
+def _share_heads(model: ModelSpec, gpus: int) -> bool:
+    """Return whether each GPU has as many query heads, and whole KV heads or a copy of one.
+
+    In vLLM, ``verify_with_parallel_config`` (``config/model.py``) and ``QKVParallelLinear`` ask for it; in SGLang, each model,
+    such as ``models/llama.py``.
+    """
+    parts = 1 if model.is_latent else model.kv_heads
+    return model.heads % gpus == 0 and (parts % gpus == 0 or gpus % parts == 0)
 
 
 def check_parallel(plan: Plan, command: str, keys: set[str]) -> None:

@@ -89,7 +89,7 @@ def candidate_table(record: RunRecord, *, is_short: bool = False) -> Table:
     columns += ["attainment", *times, "outcome"]
     rows = []
     for at, one in tried:
-        own = {"cpu_bytes": size(one["cpu_bytes"]) if one["cpu_bytes"] else "0", "drive": one["drive"], "policy": one["policy"]}
+        own = {"cpu_bytes": memory_text(one), "drive": one["drive"], "policy": one["policy"]}
         reason = one["reason"].split("; ")[0] if is_short else one["reason"]
         outcome = ": ".join(filter(None, (one["outcome"], reason)))
         cells = [str(at), f"{one['price']:,.2f}", f"{one['engines'] * one['gpus_per_engine']}x {one['gpu']}"]
@@ -137,9 +137,17 @@ def hardware_text(one: Mapping[str, Any]) -> str:
     """Return a configuration in a few words."""
     gpus = one["gpus_per_engine"]
     parts = [f"{one['engines'] * gpus}x {one['gpu']} ({one['engines']} x {degrees(one, gpus)})"]
-    parts += [f"{size(one['cpu_bytes'])} of CPU memory"] if one["cpu_bytes"] else []
+    parts += [f"{memory_text(one)} of CPU memory"] if one["cpu_bytes"] else []
     parts += [f"drive {one['drive']}"] if one["drive"] != "none" else []
     return ", ".join([*parts, *([one["policy"]] if one["policy"] else [])])
+
+
+def memory_text(one: Mapping[str, Any]) -> str:
+    """Return the CPU memory for KV of a host, and of how many copies that is, such as ``8 x 128 GiB``."""
+    if not one["cpu_bytes"]:
+        return "0"
+    copies = one.get("cpu_copies", 1)
+    return size(one["cpu_bytes"]) if copies == 1 else f"{copies} x {size(one['cpu_bytes'])}"
 
 
 def render_plan(record: RunRecord) -> str:

@@ -33,4 +33,5 @@ def is_file(word: str) -> bool:
 
 def is_path(word: str) -> bool:
     """Whether a word looks like the path of a trace, whether or not a file is there."""
-    return "=" not in word and (os.sep in word or word.endswith((".json", ".jsonl", ".gz", ".zst", ".csv")))
+    is_named_so = os.sep in word or word.endswith((".json", ".jsonl", ".gz", ".zst", ".csv"))
+    return "=" not in word and (is_named_so or os.path.isdir(word))

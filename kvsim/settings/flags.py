@@ -72,7 +72,7 @@ def _read_flag(word: str, rest: Iterator[str]) -> tuple[str, str]:
     flag = SHORT.get(name, name)
     if flag not in FLAGS:
         hint = closest(name, FLAGS) or f"; choose from {', '.join(FLAGS)}"
-        raise UsageError(f"there is no flag {name}{hint}")
+        raise UsageError(f"there is no flag {name}{hint} (settings have no dashes: KEY=VALUE)")
     if flag not in TAKES_VALUE:
         if has_value:
             raise UsageError(f"{flag} takes no value: leave out ={value}")

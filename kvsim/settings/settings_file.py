@@ -20,7 +20,11 @@ def read_file(path: Path) -> dict[str, Any]:
         settings = OmegaConf.to_container(OmegaConf.load(path))
     except UNREADABLE as error:
         raise UsageError(explain_file(error, path)) from error
-    except (OmegaConfBaseException, OSError) as error:
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: there is no such file") from error
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    except OmegaConfBaseException as error:
         raise UsageError(f"{path}: {first_line(error)}") from error
     if not isinstance(settings, dict):
         raise UsageError(f"{path}: it must be a mapping of settings")

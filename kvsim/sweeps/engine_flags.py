@@ -1,84 +1,27 @@
 """How to start a configuration on vLLM or SGLang, alone or with LMCache: one row per server, one entry per flag.
 
-Read in vLLM 0.33.0 (``config/cache.py``, ``engine/arg_utils.py``), SGLang 0.5.23 (``arg_groups``,
-``mem_cache/memory_pool_host.py``) and LMCache (``v1/config.py``, "Configuring LMCache"). Sizes differ in what they are of:
-``--kv-offloading-size`` is in GiB for all GPUs of an engine, ``--hicache-size`` in whole GB (1e9 bytes) for each of them, and
-LMCache's sizes are in GiB for the worker of each.
+Read in vLLM 0.33.0 (``config/cache.py``, ``engine/arg_utils.py``), SGLang 0.5.23 (``arg_groups``, ``mem_cache/pool_host``) and
+LMCache 0.5.6 (``v1/config.py``, "Configuring LMCache"). Sizes differ in what they are of: ``--kv-offloading-size`` is in GiB for
+all GPUs of an engine, ``--hicache-size`` in whole GB (1e9 bytes) for each of them, and LMCache's sizes are in GiB for each one's
+worker.
+
+Where GPUs have copies of KV, each keeps its own in host memory, but for latents (MLA), which all GPUs of a stage have. Without
+stages and recurrent layers, vLLM keeps them once (``replicated_layout`` in ``offloading/config.py``), and LMCache can, on its
+first rank (``save_only_first_rank`` in ``v1/cache_engine.py``). SGLang's host pool is of each rank; to files, one rank writes
+latents.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvsim.model.stages import layers_of_stages
-from kvsim.plans.plan import Plan
 from kvsim.results.rates import size
+from kvsim.sweeps.engine_setup import Setup
 
 GIB = 2**30
 MODEL = "MODEL"
 """Stands for the name or the folder of the model."""
 LMCACHE_FILE, FOLDER = "lmcache.yaml", "/mnt/kv"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """A configuration to start: its plan, and the sizes of an engine, in bytes."""
-
-    plan: Plan
-    cpu_bytes: int
-    disk_bytes: int
-
-    @property
-    def tensor_parallel(self) -> int:
-        return self.plan.hardware.stage_gpus
-
-    @property
-    def pipeline_parallel(self) -> int:
-        return self.plan.hardware.pipeline_parallel
-
-    @property
-    def expert_parallel(self) -> int:
-        return self.plan.hardware.expert_parallel
-
-    def per_gpu(self, n_bytes: int) -> tuple[int, int]:
-        """Return what a GPU has of an engine's pages, as a fraction: of a stage with the most layers, if there are several.
-
-        Where several GPUs have copies of KV, so does the host memory of each.
-        """
-        layers, copies = layers_of_stages(self.plan.model.layers, self.pipeline_parallel), self.kv_copies
-        return n_bytes * copies * max(layers), sum(layers) * self.tensor_parallel
-
-    @property
-    def host_bytes(self) -> int:
-        """Host memory of all GPUs of an engine, copies of KV included."""
-        return self.cpu_bytes * self.kv_copies
-
-    @property
-    def has_own_requests(self) -> bool:
-        """Whether each GPU has the attention of requests of its own."""
-        return self.plan.hardware.attention_data_parallel
-
-    @property
-    def kv_copies(self) -> int:
-        return self.plan.model.kv_copies(self.plan.hardware.attention_gpus)
-
-    @property
-    def kv_bytes(self) -> int | None:
-        """What the GPU tier has; None if that is what the weights leave, or unlimited."""
-        capacity = self.plan.tiers[0].capacity_pages
-        is_given = self.plan.gpu_memory is None and capacity is not None
-        return (capacity or 0) * self.plan.page_bytes if is_given else None
-
-    @property
-    def static_fraction(self) -> float | None:
-        """Share of the memory for weights and KV; None unless the weights decide how much is for KV."""
-        memory = self.plan.gpu_memory
-        return None if memory is None else memory.static_bytes / memory.memory_bytes
-
-    def choice(self, key: str) -> str:
-        """Return the name that was chosen from a group, or for a tier; that of all tiers if it has none of its own."""
-        choices = self.plan.choices
-        return choices.get(key, choices.get(key.partition("@")[0], ""))
 
 
 Value = Callable[[Setup], Any]
@@ -103,6 +46,8 @@ class Server:
     shared_tiers: tuple[str, ...] = ()
     """Tiers that engines on one host share."""
     is_for_lower_tiers: bool = False
+    host_copies: Callable[[Setup], int] = lambda setup: setup.kv_copies
+    """Copies of KV in the host memory of an engine."""
     notes: tuple[Callable[[Setup], str], ...] = ()
 
 
@@ -139,23 +84,41 @@ def _disk(setup: Setup) -> int:
     return setup.disk_bytes
 
 
+def _offloading_gib(setup: Setup) -> str:
+    return _number(setup.cpu_bytes * setup.copies_of_shared / GIB)
+
+
 def _policy(server: Mapping[str, Mapping[str, str]], key: str) -> Value:
     return lambda setup: server[key].get(setup.choice(key))
 
 
+def _of_shared(setup: Setup) -> int:
+    return setup.copies_of_shared
+
+
+def _in_files(setup: Setup) -> int:
+    """SGLang's ranks have files of their own, but for latents, which one of them writes."""
+    return 1 if setup.plan.model.is_latent else setup.kv_copies
+
+
 def lmcache(setup: Setup) -> str:
-    """Return LMCache's file of settings."""
+    """Return LMCache's file of settings. Sizes are of all workers that store: the first one alone, or each."""
+    is_first = setup.copies_of_shared < setup.kv_copies
+    whose = "for the first GPU's worker, which alone stores latents" if is_first else "for each GPU's worker"
+
+    def gib(n_bytes: int) -> str:
+        return f"{_number(n_bytes / GIB if is_first else _per_gpu(n_bytes, setup, GIB))}  # GiB, {whose}"
+
     lines = [
         "chunk_size: 256",
         f"local_cpu: {str(bool(setup.cpu_bytes)).lower()}",
-        f"max_local_cpu_size: {_number(_per_gpu(setup.cpu_bytes, setup, GIB))}  # GiB, for each GPU's worker",
+        f"max_local_cpu_size: {gib(setup.cpu_bytes)}",
         f"cache_policy: {OF_LMCACHE['eviction@tiers.cpu.eviction'].get(setup.choice('eviction@tiers.cpu.eviction'), 'LRU')}",
     ]
     if setup.disk_bytes:
-        lines += [
-            f"local_disk: file://{FOLDER}",
-            f"max_local_disk_size: {_number(_per_gpu(setup.disk_bytes, setup, GIB))}  # GiB, for each GPU's worker",
-        ]
+        lines += [f"local_disk: file://{FOLDER}", f"max_local_disk_size: {gib(setup.disk_bytes // setup.copies_of_shared)}"]
+    if setup.plan.model.is_latent and setup.tensor_parallel > 1:
+        lines += ["extra_config:", f"  save_only_first_rank: {str(is_first).lower()}"]
     return "\n".join(lines)
 
 
@@ -276,6 +239,16 @@ def _threshold(setup: Setup) -> str:
     return f"placement.k={node['k']} is store_threshold of kv_connector_extra_config in --kv-transfer-config"
 
 
+def _copies_on_drive(copies: Callable[[Setup], int]) -> Callable[[Setup], str]:
+    def note(setup: Setup) -> str:
+        if not setup.disk_bytes or copies(setup) == 1:
+            return ""
+        part, simulated = size(setup.disk_bytes // copies(setup)), size(setup.disk_bytes)
+        return f"each GPU writes its copy of the KV to the drive, which holds {part} of it, not {simulated} as in the simulation"
+
+    return note
+
+
 def _chunks(setup: Setup) -> str:
     return f"LMCache stores chunks of 256 tokens; the simulation had pages of {setup.plan.page_tokens}"
 
@@ -283,27 +256,29 @@ def _chunks(setup: Setup) -> str:
 SERVERS = (
     Server(
         name="vLLM", engine="vLLM", command=f"vllm serve {MODEL}", policies=OF_VLLM_OFFLOADING, tiers=("gpu", "cpu"),
-        flags=VLLM_FLAGS | {"--kv-offloading-size": _of_tier(_cpu, lambda setup: _number(setup.host_bytes / GIB))},
-        environment={}, files={}, notes=(_threshold, _other_than_lru, _own_groups, _shared_attention),
+        flags=VLLM_FLAGS | {"--kv-offloading-size": _of_tier(_cpu, _offloading_gib)},
+        environment={}, files={}, host_copies=_of_shared, notes=(_threshold, _other_than_lru, _own_groups, _shared_attention),
     ),
     Server(
         name="vLLM with LMCache", engine="vLLM", command=f"vllm serve {MODEL}", policies=OF_VLLM | OF_LMCACHE,
         tiers=("gpu", "cpu", "disk"), flags=VLLM_FLAGS | {"--kv-transfer-config": lambda setup: CONNECTOR},
         environment={"LMCACHE_CONFIG_FILE": lambda setup: LMCACHE_FILE}, files={LMCACHE_FILE: lmcache}, is_for_lower_tiers=True,
-        notes=(_chunks, _own_groups, _shared_attention),
+        host_copies=_of_shared, notes=(_chunks, _copies_on_drive(_of_shared), _own_groups, _shared_attention),
     ),
     Server(
         name="SGLang", engine="SGLang", command=f"python -m sglang.launch_server --model-path {MODEL}", policies=OF_HICACHE,
         tiers=("gpu", "cpu", "disk"), flags=SGLANG_FLAGS | HICACHE_FLAGS,
         environment={"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": _of_tier(_disk, lambda setup: FOLDER)}, files={},
-        shared_tiers=("disk",), notes=(_small_host_pool, _small_part, _unlimited_storage, _micro_batches),
+        shared_tiers=("disk",), notes=(
+            _small_host_pool, _small_part, _unlimited_storage, _copies_on_drive(_in_files), _micro_batches,
+        ),
     ),
     Server(
         name="SGLang with LMCache", engine="SGLang", command=f"python -m sglang.launch_server --model-path {MODEL}",
         policies=OF_SGLANG | OF_LMCACHE, tiers=("gpu", "cpu", "disk"),
         flags=SGLANG_FLAGS | {"--enable-lmcache": lambda setup: True},
         environment={"LMCACHE_CONFIG_FILE": lambda setup: LMCACHE_FILE}, files={LMCACHE_FILE: lmcache}, is_for_lower_tiers=True,
-        notes=(_chunks, _micro_batches),
+        host_copies=_of_shared, notes=(_chunks, _copies_on_drive(_of_shared), _micro_batches),
     ),
 )  # fmt: skip
 
@@ -311,15 +286,6 @@ SERVERS = (
 def starts(setup: Setup) -> list[dict[str, Any]]:
     """Return how to start an engine of a configuration on each server that has its tiers: name, command, files, notes."""
     tiers = {tier.name for tier in setup.plan.tiers}
-    own = setup.plan.rules.engine
-    fitting = [
-        server
-        for server in SERVERS
-        if own in ("", server.engine)
-        and tiers <= set(server.tiers)
-        and not _misplaced(server, setup)
-        and (len(tiers) > 1 or not server.is_for_lower_tiers)
-    ]
     return [
         {
             "server": server.name,
@@ -328,11 +294,41 @@ def starts(setup: Setup) -> list[dict[str, Any]]:
             "notes": [
                 *_lacking(server, setup, tiers),
                 *_shared(server, setup),
+                *_other_memory(server, setup),
                 *filter(None, (note(setup) for note in server.notes)),
             ],
         }
-        for server in fitting
+        for server in _fitting(setup)
     ]
+
+
+def host_copies(setup: Setup) -> int:
+    """Return how many copies of KV an engine's host memory has on the first server that ``starts`` names; without one, that of
+    each GPU."""
+    return next((server.host_copies(setup) for server in _fitting(setup)), setup.kv_copies)
+
+
+def _fitting(setup: Setup) -> list[Server]:
+    """Return the servers that have the tiers and the engine of a configuration."""
+    tiers = {tier.name for tier in setup.plan.tiers}
+    own = setup.plan.rules.engine
+    return [
+        server
+        for server in SERVERS
+        if own in ("", server.engine)
+        and tiers <= set(server.tiers)
+        and not _misplaced(server, setup)
+        and (len(tiers) > 1 or not server.is_for_lower_tiers)
+    ]
+
+
+def _other_memory(server: Server, setup: Setup) -> list[str]:
+    """Say how much host memory a server needs if it is not as much as the price has."""
+    copies, priced = server.host_copies(setup), host_copies(setup)
+    if not setup.cpu_bytes or copies == priced:
+        return []
+    needed, paid = size(setup.cpu_bytes * copies), size(setup.cpu_bytes * priced)
+    return [f"{server.name} needs {needed} of CPU memory for each engine ({copies} x the KV), and the price has {paid}"]
 
 
 def without_server(setup: Setup) -> list[str]:

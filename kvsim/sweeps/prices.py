@@ -54,7 +54,7 @@ class Choices:
     expert_parallel: list[int] = field(default_factory=lambda: [1])
     """Groups of the GPUs that share a layer, each with experts of its own."""
     cpu: list[Any] = field(default_factory=lambda: ["0"])
-    """CPU memory for KV of each host, such as ``256GiB``."""
+    """CPU memory for KV of each host, such as ``256GiB``, each copy of the KV counted once."""
     drives: list[str] = field(default_factory=lambda: [NO_DRIVE])
     """The drive of each host."""
     policies: list[str] = field(default_factory=lambda: [""])

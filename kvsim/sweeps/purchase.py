@@ -11,8 +11,6 @@ from itertools import product
 from math import inf
 from typing import Any
 
-from omegaconf import DictConfig
-
 from kvsim.plans.capacity import bytes_of
 from kvsim.plans.plan import Plan
 from kvsim.results.diagnosis import NONE
@@ -42,21 +40,35 @@ class Candidate:
     expert_groups: int = 1
     """Groups of its GPUs with experts of their own."""
     cpu_bytes: int
-    """CPU memory for KV of each host."""
+    """KV in the CPU memory of each host, each copy counted once."""
+    cpu_copies: int = 1
+    """How many copies of it are there."""
     drive: str
     disk_bytes: int
     """Of each host."""
     policy: str
     lines: tuple[str, ...]
     """All overrides, those of the command line first."""
+    hosts: int = 1
+    drives: int = 0
     price: float = 0.0
     problem: str = ""
     """Why it cannot be built."""
 
     @property
+    def host_bytes(self) -> int:
+        """CPU memory for KV of each host."""
+        return self.cpu_bytes * self.cpu_copies
+
+    @property
     def memory_bytes(self) -> int:
         """What a host has below its GPUs."""
-        return self.cpu_bytes + self.disk_bytes
+        return self.host_bytes + self.disk_bytes
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        """Cheaper ones come first, then those with less."""
+        return self.price, self.engines * self.gpus, self.memory_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +112,11 @@ def candidates(prices: Prices, given: Sequence[str], compositions: Compositions)
                 policy=policy,
                 lines=(*lines, *_hardware(gpu, engines, gpus, cpu, per_host, lines), *_degrees(stages, groups)),
             )
-            one = replace(one, problem=_problem(prices, min(per_host, engines), gpus))
-            found.append(replace(one, price=_price(prices, one, -(-engines // per_host), config)))
-    return sorted(found, key=lambda one: (one.price, one.engines * one.gpus, one.memory_bytes))
+            hosts = -(-engines // per_host)
+            drives = 0 if drive == NO_DRIVE else 1 if config.tiers.disk.scope == "cluster" else hosts
+            one = replace(one, problem=_problem(prices, min(per_host, engines), gpus), hosts=hosts, drives=drives)
+            found.append(replace(one, price=_price(prices, one)))
+    return sorted(found, key=lambda one: one.order)
 
 
 def _hardware(gpu: str, engines: int, gpus: int, cpu: Any, per_host: int, before: Sequence[str]) -> list[str]:
@@ -131,9 +145,20 @@ def _problem(prices: Prices, per_host: int, gpus: int) -> str:
     return f"cluster.engines_per_host: {per_host} engines of {gpus} GPUs need {needed} on a host, and gpus_per_host is {most}"
 
 
-def _price(prices: Prices, one: Candidate, hosts: int, config: DictConfig) -> float:
-    drives = 0 if one.drive == NO_DRIVE else 1 if config.tiers.disk.scope == "cluster" else hosts
-    return prices.price(one.gpu, one.engines * one.gpus, one.cpu_bytes * hosts, one.drive, drives)
+def _price(prices: Prices, one: Candidate) -> float:
+    return prices.price(one.gpu, one.engines * one.gpus, one.host_bytes * one.hosts, one.drive, one.drives)
+
+
+def priced(found: Planned[Candidate], prices: Prices, copies: Callable[[Candidate], int]) -> Planned[Candidate]:
+    """Return candidates in order of price, with CPU memory for as many copies of KV as ``copies`` says of those that can run."""
+    jobs = []
+    for at, one in enumerate(found.jobs):
+        if one.cpu_bytes and at not in found.refused:
+            one = replace(one, cpu_copies=copies(one))
+        jobs.append(replace(one, price=_price(prices, one)))
+    places = sorted(range(len(jobs)), key=lambda at: jobs[at].order)
+    refused = {new: found.refused[at] for new, at in enumerate(places) if at in found.refused}
+    return replace(found, jobs=[jobs[at] for at in places], refused=refused)
 
 
 def checked(found: Sequence[Candidate], plan: Callable[[Candidate], Plan]) -> Planned[Candidate]:
@@ -242,4 +267,4 @@ def cheapest(ended: Sequence[Ended]) -> int | None:
 def _merit(ended: Ended) -> tuple[float, ...]:
     assert ended.result is not None
     one, ttft_s = ended.candidate, ended.result["ttft_s"]["p99"]
-    return one.price, one.engines * one.gpus, one.memory_bytes, -ended.attainment, inf if ttft_s is None else ttft_s
+    return *one.order, -ended.attainment, inf if ttft_s is None else ttft_s

@@ -31,7 +31,8 @@ from kvsim.run.execute import Watch, execute, load_trace, page_bounds, unwatched
 from kvsim.run.fingerprint import configuration_hash
 from kvsim.settings.unused_settings import keys_of
 from kvsim.sweeps.composition import Compositions
-from kvsim.sweeps.engine_flags import Setup, starts, without_server
+from kvsim.sweeps.engine_flags import host_copies, starts, without_server
+from kvsim.sweeps.engine_setup import Setup
 from kvsim.sweeps.folder import begin_folder, index_of, place_job
 from kvsim.sweeps.planning import Planned
 from kvsim.sweeps.prices import CHOICES, OWN, Prices, read_prices
@@ -46,6 +47,7 @@ from kvsim.sweeps.purchase import (
     candidates,
     cheapest,
     checked,
+    priced,
     search,
     why,
 )
@@ -126,7 +128,7 @@ class _Search:
             every = candidates(self.prices, asked.overrides, asked.compositions)
         except UsageError as error:  # the overrides alone have been composed before
             raise UsageError(f"{name}: {error}") from error
-        self.planned: Planned[Candidate] = checked(every, self.plan)
+        self.planned: Planned[Candidate] = priced(checked(every, self.plan), self.prices, self.copies)
         self.found = self.planned.jobs
         same = len(every) - len(self.found)
         self.notes = list(self.planned.notes)
@@ -141,6 +143,10 @@ class _Search:
             raise UsageError(one.problem)
         config, choices = self.asked.compositions.compose(one.lines)
         return on_source(build_run(config, command="plan", overrides=one.lines, choices=choices), self.asked.source)
+
+    def copies(self, one: Candidate) -> int:
+        """Return how many copies of KV are in the CPU memory of a candidate's engines."""
+        return host_copies(_setup(self.plan(one), one))
 
     def run(self) -> RunRecord:
         """Try the candidates, and return the content of ``plan.json``. Raises UsageError if one reason keeps all from running."""
@@ -201,7 +207,7 @@ class _Search:
         best = cheapest(ended)
         winner = None if best is None else ended[best]
         known = next((one.plan for one in (*([winner] if winner else []), *ended) if one.plan is not None), None)
-        setup = None if winner is None else _setup(winner)
+        setup = None if winner is None or winner.plan is None else _setup(winner.plan, winner.candidate)
         misplaced = [] if setup is None else without_server(setup)
         record = {
             "schema": SCHEMA,
@@ -229,10 +235,8 @@ class _Search:
         return {name: plain(value) for name, value in record.items()}
 
 
-def _setup(winner: Ended) -> Setup:
-    """Return what an engine of the cheapest configuration has."""
-    plan, one = winner.plan, winner.candidate
-    assert plan is not None
+def _setup(plan: Plan, one: Candidate) -> Setup:
+    """Return what an engine of a candidate has."""
     per_host = plan.layout.engines // len(set(plan.layout.hosts))
     return Setup(plan=plan, cpu_bytes=one.cpu_bytes // per_host, disk_bytes=one.disk_bytes // per_host)
 
@@ -269,6 +273,7 @@ def described(ended: Ended) -> dict[str, Any]:
         "pipeline_parallel": one.stages,
         "expert_parallel": one.expert_groups,
         "cpu_bytes": one.cpu_bytes,
+        "cpu_copies": one.cpu_copies,
         "drive": one.drive,
         "policy": one.policy,
         "outcome": ended.outcome,

@@ -44,6 +44,8 @@ class Elements:
                 raise self._error(f"expected , or ] behind it, not {self._shown()}")
             self._at += 1
             is_last = behind == b"]"
+        if not self._number:
+            self._at += 1
         if self._next():
             raise self._error(f"expected nothing behind the end of the array, not {self._shown()}")
 

@@ -1,10 +1,12 @@
 """Fits a perceptron to recorded decisions, with torch."""
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from kvsim.errors import UsageError
 from kvsim.policies.eviction.leaf_features import FEATURES
 from kvsim.policies.eviction.leaf_model import LeafModel
 from kvsim.training.decisions import Decision, padded
@@ -28,6 +30,12 @@ class Fitted(NamedTuple):
     """Share of them in which the model lets go what Belady would."""
     lru_agreement: float
     """That of the least recently used candidate."""
+
+
+def check_torch() -> None:
+    """Raise UsageError without torch, which fits models."""
+    if find_spec("torch") is None:
+        raise UsageError("kvsim train needs the package torch: pip install kvsim[hardware]")
 
 
 def fit(decisions: Sequence[Decision], settings: TrainSettings, seed: int) -> Fitted:

@@ -27,7 +27,7 @@ from kvsim.run import play
 from kvsim.trace.base import Trace
 from kvsim.trace.memory import content_of
 from kvsim.training.decisions import Decision, Recording, Reservoir
-from kvsim.training.fit import Fitted, fit
+from kvsim.training.fit import Fitted, check_torch, fit
 from kvsim.training.settings import TrainSettings
 
 LEAST_DECISIONS = 20
@@ -59,6 +59,7 @@ def train(plan: Plan, trace: Trace, settings: TrainSettings, command_line: str |
     structured prediction to no-regret online learning, 2011), and the model that hits most there is kept. Requests after that
     part are in no array that a model is fitted to, and what they use again counts as never used.
     """
+    check_torch()
     requests = trace.requests
     count = len(requests) if settings.part == 1 else warmup_requests(settings.part, len(requests))
     if not count:

@@ -149,6 +149,12 @@ def test_a_plan_refuses_what_would_have_no_effect(given: str, problem: str) -> N
         kvsim.plan(loaded(), SLO, given, prices=PRICES)
 
 
+def test_requests_are_no_trace() -> None:
+    requests: Any = [[1, 2, 3]]
+    with pytest.raises(UsageError, match=r"trace: give a Trace \(load_trace, .*\), a file or a name .*, not a list"):
+        kvsim.replay(requests)
+
+
 def test_prices_that_are_none_are_refused() -> None:
     with pytest.raises(UsageError, match="prices: give a file, or a mapping with its content, not 3"):
         kvsim.plan(loaded(), SLO, prices=3)  # type: ignore[arg-type]

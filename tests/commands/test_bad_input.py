@@ -15,7 +15,7 @@ MISTAKES = [
     (["-m", "eviction=lru,null"], "eviction=lru,null: choose one by name, eviction=NAME, or leave it out"),
     (["seed=range(1,3)"], "seed=range(1,3) lists several values: add -m"),
     ([f"seed={'9' * 5000}"], "cannot parse the override 'seed=99999"),
-    (["seed='1\n2'"], "seed: Value '1 2' of type 'str' could not be converted to Integer"),
+    (["seed='1\n2'"], "seed: '1 2' is not a whole number"),
     (["output='a\0b'"], "the argument \"output='a\\x00b'\" contains a NUL character"),
     (["trace.path=\udcff"], "the argument 'trace.path=\\udcff' is not UTF-8: rename the file"),
     (["seed=${seed}"], "seed: Recursive interpolation detected"),
@@ -66,7 +66,12 @@ MISTAKES = [
     (["slo.classes=chat"], "slo.classes must be a list, [...], not 'chat'"),
     (["engine.speculation=3"], "engine.speculation must be a mapping of settings, {name: value, ...}, not 3"),
     (["engine.speculation=[3]"], "engine.speculation: a mapping is expected, {name: value, ...}, not a list"),
-    (["page_tokens=many"], "page_tokens: Value 'many' of type 'str' could not be converted to Integer"),
+    (["page_tokens=many"], "page_tokens: 'many' is not a whole number"),
+    (["rules.cache_output=maybe"], "rules.cache_output: 'maybe' is not true or false"),
+    (["engine.max_running_requests=null"], "engine.max_running_requests: null is not a whole number"),
+    (["hardware.flops_per_s=fast"], "hardware.flops_per_s: 'fast' is not a number"),
+    (["."], ".: is a folder; give a trace file, or settings as KEY=VALUE"),
+    (["--trace", "x"], "there is no flag --trace; did you mean --traceback? (settings have no dashes: KEY=VALUE)"),
     (["trace=mooncake", "trace.path=missing.jsonl"], "missing.jsonl: cannot be read: No such file"),
     (["output=file/run"], "output: cannot write to file/run"),
 ]
@@ -91,6 +96,45 @@ def test_a_mistake_ends_with_one_line(
     assert shown.out == ""
     if "-m" not in arguments:
         assert [path.name for path in folder.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ["leaderboard", "leaderboard.policies=lru,slru"],
+            "leaderboard.policies=lru,slru lists several values, and kvsim leaderboard takes a single configuration: a list is "
+            "written 'leaderboard.policies=[lru,slru]'",
+        ),
+        (
+            ["plan", "eviction=lru,slru"],
+            "eviction=lru,slru lists several values, and kvsim plan takes a single configuration: choose one",
+        ),
+        (["plan", "prices=none.yaml", "slo.ttft_s=1"], "none.yaml: there is no such file"),
+        (["plan", "prices=.", "slo.ttft_s=1"], ".: cannot be read: Is a directory"),
+        (
+            ["shadow", "events=localhost:5557"],
+            "shadow.events: localhost:5557 is no file; the address of an engine begins with tcp",
+        ),
+    ],
+)
+def test_a_mistake_of_other_commands_ends_with_one_line(
+    arguments: list[str], expected: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    shown = capfd.readouterr()
+    assert shown.err.startswith(f"kvsim: {expected}") and shown.err.count("\n") == 1 and shown.out == ""
+    assert [path.name for path in folder.iterdir()] == ["file"]
+
+
+def test_events_without_pyzmq_are_refused_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("zmq", "zmq.asyncio"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main(["shadow", "events=tcp://localhost:1"]) == 2
+    assert capfd.readouterr().err == "kvsim: pyzmq is missing, which KV events are sent with: pip install kvsim[servers]\n"
+    assert [path.name for path in folder.iterdir()] == ["file"]
 
 
 def line(**fields: object) -> str:

@@ -86,6 +86,16 @@ def test_the_line_that_simulates_the_cheapest_gives_its_result() -> None:
     assert again["config_hash"] == json.loads(Path("out", best["folder"], "result.json").read_text())["config_hash"]
 
 
+def test_cpu_memory_is_paid_for_each_copy_of_the_kv(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two KV heads on four GPUs are two copies: 4 GPUs at 1, and 2 x 3 GiB at 0.5. On two GPUs there is one: 2 + 1.5."""
+    prices = "per: hour\ngpus: {fast: 1}\ncpu_gib: 0.5\nchoices: {gpus_per_engine: [4, 2], cpu: [3GiB]}\n"
+    (folder / "prices.yaml").write_text(prices)
+    assert plan("model=tiny", "model.heads=4", "model.kv_heads=2", "plan.beyond=null") == 0
+    found = record()["candidates"]
+    assert [(one["price"], one["cpu_bytes"] // 2**30, one["cpu_copies"]) for one in found] == [(3.5, 3, 1), (7.0, 3, 2)]
+    assert "4x fast (1 x TP4), 2 x 3 GiB of CPU memory: 100.00% meet" in capsys.readouterr().out
+
+
 def test_the_rate_may_be_called_as_for_saturate() -> None:
     assert plan("saturate.rate=1") == 0
     assert record()["candidates"][0]["outcome"] == "holds" and record()["cheapest"] == 0
@@ -200,7 +210,7 @@ def test_a_policy_that_changes_nothing_is_left_out_once(folder: Path, capsys: py
         (("page_tokens=0",), "page_tokens must be at least 1"),
         (("model=hf", "model.path=No/Such"), "model.path: No/Such"),
         (("saturate.attainment=2",), "saturate.attainment must be"),
-        (("saturate.attainment=abc",), "saturate.attainment: Value 'abc'"),
+        (("saturate.attainment=abc",), "saturate.attainment: 'abc' is not a number"),
         (("hardware.flops_efficiency=5",), "hardware.flops_efficiency must be"),
         (("slo.ttft_s=2sec",), "slo.ttft_s: 2sec is not a time"),
         (("placement=write_back",), "placement has no effect"),

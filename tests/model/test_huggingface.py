@@ -217,8 +217,8 @@ def test_settings_take_precedence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ({"model_type": "mamba"}, "model_type mamba is not known, but for example llama, mistral"),
-        ({}, "a model without model_type is not known"),
+        ({"model_type": "mamba"}, "model_type mamba is not known; known are for example llama, mistral"),
+        ({}, "model_type is missing; known are for example llama"),
         ({"model_type": "llama", "hidden_size": 8}, "llama has no num_hidden_layers"),
         (LLAMA | {"torch_dtype": "int3"}, "the dtype int3 is not known"),
         (LLAMA | {"num_key_value_heads": 5}, "llama: kv_heads=5 must divide heads=32"),

@@ -211,7 +211,7 @@ def test_the_record_does_not_depend_on_the_folder() -> None:
         (["engine.max_batch_tokens=1"], "engine.max_batch_tokens has no effect on kvsim replay"),
         (["rules.cache_chunks=false"], "rules.cache_chunks has no effect on kvsim replay: leave it out"),
         (["replay.prefill_chunk_tokens=0"], "replay.prefill_chunk_tokens has no effect under rules without prefill chunks"),
-        (["eviction=slru", "eviction.protected_hits=few"], "eviction.protected_hits: Value 'few' of type 'str'"),
+        (["eviction=slru", "eviction.protected_hits=few"], "eviction.protected_hits: 'few' is not a whole number"),
         (["+eviction.colour=red"], "eviction.colour: there is no such setting"),
         (["+tiers.tape.capacity=1"], "tiers.tape: there is no such setting"),
         (["tiers.gpu=40GiB"], "tiers.gpu must be a mapping of settings"),

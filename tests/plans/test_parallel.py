@@ -74,9 +74,16 @@ def test_the_number_of_gpus_is_the_product_of_the_degrees(overrides: tuple[str, 
         ),
         (["hardware=linear", "+hardware.pipeline_parallel=2"], "hardware.pipeline_parallel has no effect where step times are a"),
         (
-            [*SPARSE, "hardware.gpus=6", "hardware.expert_parallel=6"],
+            [*SPARSE, "hardware.gpus=6", "hardware.attention_data_parallel=true", "hardware.expert_parallel=6"],
             "hardware.expert_parallel=6 does not divide the model's 256",
         ),
+        (
+            ["hardware.gpus=12", "model.heads=48"],
+            "hardware.gpus: 12 GPUs cannot share the model's 48 query heads and 8 KV heads evenly, which engines refuse: set a "
+            "tensor parallelism of 1, 2, 4, 8, 16, 24, 48",
+        ),
+        (["hardware.gpus=64"], "hardware.gpus: 64 GPUs cannot share the model's 32 query heads and 8 KV heads evenly"),
+        ([*SPARSE, "hardware.gpus=6"], "hardware.gpus: 6 GPUs cannot share the model's 128 query heads evenly"),
         ([*SPARSE, "hardware.expert_parallel=3"], "hardware.expert_parallel=3 does not divide the 8 tensor-parallel GPUs"),
         (
             [*SPARSE, "hardware.expert_parallel=8", "hardware.expert_imbalance=9"],

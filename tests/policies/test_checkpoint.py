@@ -127,7 +127,7 @@ def test_retention_of_all_is_an_interval_of_at_most_a_page() -> None:
         ),
         (["checkpoint=none", "+checkpoint.detached=true"], "checkpoint: none saves no states, so it takes no settings"),
         (["checkpoint=none", "+checkpoint.max_states_per_path=3"], "checkpoint: none saves no states, so it takes no settings"),
-        (["checkpoint=interval", "checkpoint.tokens=few"], "checkpoint.tokens: Value 'few'"),
+        (["checkpoint=interval", "checkpoint.tokens=few"], "checkpoint.tokens: 'few' is not a whole number"),
         (["checkpoint=last", "+checkpoint.tokens=3"], "checkpoint.tokens: there is no such setting"),
         (["checkpoint=last", "tiers.gpu.states=0"], "tiers.gpu.states is 0, so no state could be saved"),
         (["checkpoint=last", "tiers.gpu.states=lots"], "tiers.gpu.states: "),

@@ -8,7 +8,8 @@ import yaml
 
 from kvsim.plans.build import build_run
 from kvsim.settings.configuration import compose_with_choices
-from kvsim.sweeps.engine_flags import SERVERS, Setup, starts, without_server
+from kvsim.sweeps.engine_flags import SERVERS, host_copies, starts, without_server
+from kvsim.sweeps.engine_setup import Setup
 from tests.docs.modules import ROOT
 
 GIB = 2**30
@@ -18,11 +19,15 @@ TWO = ("model=llama3_8b", "hardware=h100", "hardware.gpus=2", "tiers.gpu.capacit
 @cache
 def started(*overrides: str, cpu: int = 0, disk: int = 0) -> dict[str, dict[str, Any]]:
     """By server, with these bytes of CPU memory and disk for each engine."""
+    return {one["server"]: one for one in starts(setup_of(*overrides, cpu=cpu, disk=disk))}
+
+
+def setup_of(*overrides: str, cpu: int = 0, disk: int = 0) -> Setup:
     tiers = (f"tiers.cpu.capacity={cpu}B", f"tiers.disk.capacity={disk}B")
     words = (*TWO, *overrides, *(tier for tier, n_bytes in zip(tiers, (cpu, disk), strict=True) if n_bytes))
     config, choices = compose_with_choices(words)
     plan = build_run(config, command="simulate", overrides=words, choices=choices)
-    return {one["server"]: one for one in starts(Setup(plan=plan, cpu_bytes=cpu, disk_bytes=disk))}
+    return Setup(plan=plan, cpu_bytes=cpu, disk_bytes=disk)
 
 
 def flags(command: str) -> dict[str, str]:
@@ -58,8 +63,44 @@ def test_a_latent_has_as_many_tokens_as_fit_on_each_gpu() -> None:
     found = started(*SPARSE, f"tiers.gpu.capacity={tokens}B", cpu=2 * tokens)
     vllm, sglang = flags(found["vLLM"]["command"]), flags(found["SGLang"]["command"])
     assert int(vllm["--kv-cache-memory-bytes"]) == tokens, "each GPU has all"
-    assert float(vllm["--kv-offloading-size"]) == pytest.approx(8 * 2 * tokens / GIB, abs=0.01), "of all GPUs together"
+    assert float(vllm["--kv-offloading-size"]) == pytest.approx(2 * tokens / GIB, abs=0.01), "vLLM's GPUs share one copy"
     assert sglang["--max-total-tokens"] == "16000" and sglang["--hicache-size"] == str(2 * tokens // 10**9)
+
+
+def copies_of(*overrides: str, cpu: int = 0, disk: int = 0) -> int:
+    return host_copies(setup_of(*overrides, cpu=cpu, disk=disk))
+
+
+def test_host_memory_has_a_copy_of_each_gpu_but_latents_once_where_gpus_share_them() -> None:
+    """vLLM and LMCache keep latents once, SGLang on each GPU; KV heads of which several GPUs have a copy, all do."""
+    assert copies_of(*SPARSE, cpu=16 * GIB) == copies_of(*SPARSE, cpu=16 * GIB, disk=GIB) == 1
+    assert copies_of(*SPARSE, "preset=sglang_hicache", cpu=16 * GIB) == 8
+    assert copies_of(*SPARSE, "hardware.pipeline_parallel=2", cpu=16 * GIB) == 4
+    assert copies_of(*SPARSE, "hardware.attention_data_parallel=true", cpu=16 * GIB) == 1
+    assert copies_of("hardware.gpus=16", cpu=16 * GIB) == 2 and copies_of("hardware.gpus=8", cpu=16 * GIB) == 1
+    assert copies_of("model=kimi_linear_48b", "hardware.gpus=2", "rules=vllm_hybrid", "page_tokens=64", cpu=16 * GIB) == 2
+    found = started(*SPARSE, cpu=16 * GIB)
+    expected = "SGLang needs 128 GiB of CPU memory for each engine (8 x the KV), and the price has 16 GiB"
+    assert [expected in one["notes"] for one in found.values()] == [False, False, True, False]
+
+
+def test_the_first_worker_of_lmcache_alone_keeps_latents() -> None:
+    found = started(*SPARSE, cpu=16 * GIB, disk=64 * GIB)["vLLM with LMCache"]
+    file = yaml.safe_load(found["files"]["lmcache.yaml"])
+    assert (file["max_local_cpu_size"], file["max_local_disk_size"]) == (16, 64)
+    assert file["extra_config"] == {"save_only_first_rank": True}
+    staged = started(*SPARSE, "hardware.pipeline_parallel=2", cpu=61 * GIB)["vLLM with LMCache"]
+    file = yaml.safe_load(staged["files"]["lmcache.yaml"])
+    assert file["max_local_cpu_size"] == 31 and file["extra_config"] == {"save_only_first_rank": False}
+
+
+def test_copies_of_kv_heads_share_the_drive() -> None:
+    """16 GPUs and 8 KV heads: each worker has 1/16 of the drive, and all of them together two copies of half of what was said."""
+    found = started("hardware.gpus=16", cpu=16 * GIB, disk=64 * GIB)
+    file = yaml.safe_load(found["vLLM with LMCache"]["files"]["lmcache.yaml"])
+    assert (file["max_local_cpu_size"], file["max_local_disk_size"]) == (2, 4) and "extra_config" not in file
+    note = "each GPU writes its copy of the KV to the drive, which holds 32 GiB of it, not 64 GiB as in the simulation"
+    assert all(note in one["notes"] for one in found.values())
 
 
 def test_attention_of_own_requests_has_flags_of_sglang() -> None:

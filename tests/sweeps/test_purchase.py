@@ -7,7 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.sweeps.purchase import DEARER, FAILS, HOLDS, REFUSED, SKIPPED, Candidate, Ended, cheapest, search, why
+from kvsim.errors import UsageError
+from kvsim.sweeps.planning import Planned
+from kvsim.sweeps.prices import read_prices
+from kvsim.sweeps.purchase import DEARER, FAILS, HOLDS, REFUSED, SKIPPED, Candidate, Ended, cheapest, priced, search, why
 
 KINDS = st.tuples(st.integers(1, 6), st.integers(1, 3), st.sampled_from([0.0, 0.5, 0.9, 0.95, 1.0]), st.integers(0, 30))
 """Price, pages of the GPU tier, attainment apart from rejected requests, milliseconds to the first token."""
@@ -78,6 +81,21 @@ def test_a_tier_is_compared_only_with_the_same_rules() -> None:
     assert outcomes(plan(5, page_tokens=16, hardware="a"), plan(5, page_tokens=16, hardware="b")) == [FAILS, SKIPPED]
     assert outcomes(plan(5, page_tokens=16), plan(6, page_tokens=16)) == [FAILS, FAILS]
     assert outcomes(plan(5, page_tokens=16), plan(5, page_tokens=8)) == [FAILS, FAILS]
+
+
+def test_copies_in_cpu_memory_change_the_order_of_prices() -> None:
+    """At 1 a GiB, 4 GiB twice cost more than 6 GiB once; what cannot run has no copies, and stays refused at its new place."""
+    prices = read_prices({"per": "hour", "gpus": {"h100": 1}, "cpu_gib": 1})
+    problem = UsageError("no")
+    found = Planned(
+        jobs=[candidate(5.0, gpu="h100", gpus=gpus, cpu_bytes=gib * 2**30) for gpus, gib in ((1, 4), (1, 6), (4, 2), (2, 5))],
+        refused={3: problem},
+    )
+    after = priced(found, prices, lambda one: 2 if one.cpu_bytes == 4 * 2**30 else 1)
+    assert [(one.price, one.cpu_bytes // 2**30, one.cpu_copies) for one in after.jobs] == [
+        (6.0, 2, 1), (7.0, 6, 1), (7.0, 5, 1), (9.0, 4, 2),
+    ]  # fmt: skip
+    assert after.refused == {2: problem}
 
 
 def test_at_one_price_the_least_hardware_comes_first_then_the_best_attainment() -> None:

@@ -89,6 +89,7 @@ def test_a_bad_element_of_an_array_is_named(write):
     assert problem(write('[{"a": 1} {"b": 2}]')) == ', element 1: expected , or ] behind it, not {"b":'
     assert problem(write('[{"a": 1}', "")) == ", element 1: expected , or ] behind it, not the end of the file"
     assert problem(write('[{"a": 1}, {"b" 2}]')).startswith(", element 2: not JSON: Expecting ':' delimiter")
+    assert problem(write("[ ]")) == ": the file is empty: it contains no requests"
     assert problem(write('[{"a": 1}]', '{"b": 2}')) == ', element 1: expected nothing behind the end of the array, not {"b":'
 
 

@@ -1,6 +1,7 @@
 """``kvsim train``: what is recorded, what is learned from it, and that nothing of the test reaches the model."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,15 @@ QUICK = TrainSettings(rounds=2, decisions=2_000, epochs=3, hidden=8)
 @pytest.fixture(scope="module")
 def trace() -> Trace:
     return kvsim.load_trace("synthetic", sessions=60)
+
+
+def test_without_torch_nothing_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["train", "trace.sessions=5", f"output={tmp_path / 'out'}"]) == 2
+    assert capsys.readouterr().err == "kvsim: kvsim train needs the package torch: pip install kvsim[hardware]\n"
+    assert not (tmp_path / "out").exists()
 
 
 def plan_of(trace: Trace, folder: Path, capacity: str = "6000pages") -> Plan:

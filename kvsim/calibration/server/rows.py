@@ -10,6 +10,7 @@ from kvsim.hardware.curves import ComputeCurves
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.model.spec import ModelSpec
 from kvsim.substrate.simulated.communication import ExpertLoad
+from kvsim.substrate.simulated.compute import kv_bytes_of_gpu
 
 FEW_TOKENS = (1, 16, 64, 128)
 MANY_TOKENS = (256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384)
@@ -106,8 +107,7 @@ class Rows:
 
         Beyond what was measured, memory is as fast as described: short contexts take little longer than none, which is no rate.
         """
-        part = self.roofline.gpus / self.model.kv_copies(self.roofline.attention_gpus)
-        layer_bytes = self.model.kv_bytes_per_token / self.model.attention_layers / part
+        layer_bytes = kv_bytes_of_gpu(self.model, self.roofline)
         rate = self.roofline.effective_memory_bytes_per_s / self.roofline.gpus
         fastest = FASTER * self.start.memory_bytes_per_s
         rows, before, seconds = [], 0, 0.0

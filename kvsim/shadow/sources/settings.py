@@ -1,5 +1,6 @@
 """Where ``kvsim shadow`` gets requests and events from, and where it shows what it found."""
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ NEEDS = {
 """Settings, and those of which one must be set for them to have an effect."""
 OF_LIVE_EVENTS = ("replay", "ranks", "topic")
 """Settings without effect on events that were recorded."""
+ADDRESS = re.compile(r"[\w.*-]+:\d+")
+"""A host and a port."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +88,9 @@ class SourceSettings:
 
     def _check_sources(self) -> None:
         """Raise ValueError for sources that exclude each other, or of which a part is missing."""
+        for path in self.recorded:
+            if ADDRESS.fullmatch(str(path)) and not path.exists():
+                raise ValueError(f"events: {path} is no file; the address of an engine begins with tcp://, as tcp://{path}")
         if (self.listen is None) != (self.server is None):
             raise ValueError("listen=PORT and server=URL belong together: the proxy listens on the port and asks the server")
         if self.server is not None:

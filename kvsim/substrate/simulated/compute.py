@@ -47,6 +47,12 @@ def counts_repeated(hardware: HardwareSpec) -> bool:
     return curves is not None and curves.repeated_context_share < 1
 
 
+def kv_bytes_of_gpu(model: ModelSpec, hardware: HardwareSpec) -> float:
+    """Return the bytes of keys and values that each GPU reads of a token in an attention layer: its part, or its copy."""
+    part = hardware.gpus / model.kv_copies(hardware.attention_gpus)
+    return model.kv_bytes_per_token / model.attention_layers / part
+
+
 class Formula(Steps):
     """A step takes the sum of the terms of ``LinearHardware``."""
 
@@ -181,8 +187,7 @@ class MeasuredParts(Steps):
         self._has_scan = model.is_hybrid and self.curves.scan is not None
         self._state_s = 2 * model.state_bytes / hardware.effective_memory_bytes_per_s
         self._product_flops = model.linear_flops_per_token - (model.recurrence_flops_per_token if self._has_scan else 0.0)
-        part = hardware.gpus / model.kv_copies(hardware.attention_gpus)
-        self._layer_bytes = layer_bytes = model.kv_bytes_per_token / model.attention_layers / part
+        self._layer_bytes = layer_bytes = kv_bytes_of_gpu(model, hardware)
         flops_s = model.decode_attention_flops_per_pair / hardware.effective_flops_per_s
         self._pair_s = flops_s
         measured = [

@@ -8,12 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.core.pool import Pool
-from kvsim.core.tier import Tier
+from kvsim.core.tier import Edge, Tier
+from kvsim.core.transfer import Transfer
+from kvsim.core.tree import Node, RadixTree
 from kvsim.engine.substrate import Work
 from kvsim.hardware.curves import ComputeCurves, DiskCurves, LinkCurves
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.model.spec import ModelSpec
 from kvsim.policies.eviction.lru import LRU
+from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.substrate.simulated.compute import MeasuredParts, Ramps, step_times
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 
@@ -310,15 +313,12 @@ def test_gpus_with_copies_of_the_same_kv_each_move_their_own() -> None:
         assert [(channels[name].bytes_per_s, channels[name].latency_s) for name in ("cpu-gpu", "gpu-cpu")] == [down, up]
 
 
-class States:
-    """Two states of 60 bytes on their way from one tier to another."""
-
-    pages, request, goes_down, has_fault = 2, None, False, False
-
-    def __init__(self, lower: str, upper: str) -> None:
-        self.name = f"{lower}-{upper}"
-        self.source, self.target = (Tier(name, place, Pool(9), LRU()) for place, name in ((1, lower), (0, upper)))
-        self.target.slot_bytes = 60
+def states_up(lower: str, upper: str) -> Transfer:
+    """Two states of 60 bytes on their way from one tier to the one above."""
+    above, below = (Tier(name, place, Pool(9), LRU()) for place, name in enumerate((upper, lower)))
+    above.slot_bytes = 60
+    states = Node(((0, 2),), 2, 0, None, RadixTree(2), 0.0)
+    return Transfer(Edge(above, below, WriteThrough()), [states], goes_down=False)
 
 
 @pytest.mark.parametrize("jitter", [0.0, 1e-12])
@@ -327,8 +327,7 @@ def test_gpus_with_copies_of_the_same_kv_have_parts_of_a_state(jitter: float) ->
     for lower, seconds in (("cpu", 120 / 200), ("disk", 120 / 20)):
         spec = machine(gpus=2, attention_data_parallel=False, rank_jitter=jitter, host_latency_s=0.0, disk_latency_s=0.0)
         substrate = SimulatedSubstrate(HYBRID, spec, 2, links="fifo")
-        transfer: Any = States(lower, "gpu")
-        substrate.copy(transfer)
+        substrate.copy(states_up(lower, "gpu"))
         substrate.agenda.play()
         assert substrate.env.now == pytest.approx(seconds)
         assert [link.bytes for link in substrate.wiring.used()] == [120]
