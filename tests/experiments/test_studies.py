@@ -606,6 +606,16 @@ def test_what_is_claimed_of_leaderboards(monkeypatch: pytest.MonkeyPatch) -> Non
     assert held(share=0.5) == [True, True, True, True, False]
 
 
+def test_boards_name_all_policies_that_gain_as_much_as_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundredth of a millisecond apart, and one millisecond."""
+    module = study("leaderboard", monkeypatch)
+    gains = {"prism": 1.23026, "shortest_prefill": 1.23025, "shortest_prompt": 1.229, "fcfs": 0.0, "dlpm": None}
+    places = [{"policy": name, "gain": gain, "noise": 0.172} for name, gain in gains.items()]
+    record = {"standings": places, "best": "prism", "baseline": "fcfs", "measure": "ttft_s"}
+    assert module.taken(record) == ("`prism`, `shortest_prefill`", "`fcfs`", "+1,230 ± 172 ms of mean TTFT")
+    assert module.taken({**record, "best": "fcfs"})[0] == "`fcfs`"
+
+
 def test_a_conversation_is_known_by_its_second_page(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten conversations, of three turns each; arrivals twice as fast."""
     study("routing", monkeypatch)
