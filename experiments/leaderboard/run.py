@@ -254,8 +254,8 @@ def page(options: Namespace, records: Records) -> Iterator[str]:
     text = [
         "All policies of each family, ranked by `kvsim leaderboard`. Made by `python experiments/leaderboard/run.py`; its cells",
         "are in [results.csv](results.csv). Times per request, and as multiples of the default's, are wall times",
-        f"({build_name()}) on a shared machine, good to about a third; [policy_speed](../policy_speed/results_one_tier.md) has measured",
-        "those of eviction policies alone.",
+        f"({build_name()}) on a shared machine, good to about a third;",
+        "[policy_speed](../policy_speed/results_one_tier.md) has measured those of eviction policies alone.",
     ]
     picture = "Points of hit rate that each eviction policy gains over LRU, by trace and capacity"
     yield from opening("Leaderboards", text, picture, claims(records))
