@@ -74,8 +74,8 @@ def test_the_schedule_is_that_of_the_slow_model(seed: int, names_answers: bool, 
 
 
 def test_full_pages_have_names_before_others_are_retracted_for_the_next_ones() -> None:
-    """Requests 1 and 2 fill pages with the same text in the same steps. Request 1 finds no room for its next page, and 2 gives its
-    blocks back: the page of 1 is the older copy, which the prompt of 2 finds."""
+    """Requests 1 and 2 fill pages with the same text in the same steps. Request 1 finds no room for its next page, and 2 gives
+    its blocks back: the page of 1 is the older copy, which 2 finds later."""
     about: dict[str, Any] = {"groups": 1, "window": 12, "retention": 8, "full_first": False}
     requests = [
         make_request([0, 1], prompt_tokens=9, output_tokens=16, output_runs=((2, 4),)),
