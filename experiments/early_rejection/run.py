@@ -126,12 +126,17 @@ def cells() -> list[Cell]:
     return some + [Cell(place, factor, waits) for place in PLACES for waits in (False, True) for factor in FACTORS]
 
 
+def share(errors_s: tuple[float, float]) -> float:
+    """The error with the wait as a share of that without."""
+    return errors_s[1] / errors_s[0] if errors_s[0] else 1.0
+
+
 def claims(rows: dict[Cell, Row]) -> list[Claim]:
     names = {place.name: place for place in PLACES}
     every = {name: rows[Cell(place, None, False)].p50_errors_s for name, place in names.items()}
     shed = {name: rows[Cell(place, 1.0, False)].p90_errors_s for name, place in names.items()}
-    halves = {name: own[1] / own[0] for name, own in every.items()}
-    tenths = {name: own[1] / own[0] for name, own in shed.items()}
+    halves = {name: share(own) for name, own in every.items()}
+    tenths = {name: share(own) for name, own in shed.items()}
     in_time = {(cell.place.name, cell.waits_for_room, cell.factor): row.in_time for cell, row in rows.items() if cell.factor}
     more = {name: float(in_time[name, True, 1.0] - in_time[name, False, 1.0]) for name in names}
     best = {(name, waits): max(in_time[name, waits, factor] for factor in FACTORS) for name in names for waits in (False, True)}

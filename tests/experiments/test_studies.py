@@ -607,7 +607,13 @@ def test_what_is_claimed_of_leaderboards(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.long
-def test_early_rejection(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_early_rejection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirty requests, two at each time of the trace's clock."""
+    requests = [
+        make_request(range(9 * at, 9 * at + 9), prompt_tokens=512 * 9, output_tokens=40, arrival_s=float(at // 2))
+        for at in range(30)
+    ]
+    trace = write_trace(tmp_path / "trace.jsonl", requests)
     files = ("--conversation", str(trace), "--limit", "60", "--output", str(tmp_path / "out"))
     module = study("early_rejection", monkeypatch, *files)
     assert module.STUDY.main() == 0
