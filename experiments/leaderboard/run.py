@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 import kvsim
+from kvsim.installation import build_name
 from kvsim.report.study import CONVERSATION, WEKA, Claim, Study, highest, lowest, markdown, opening, section
 from kvsim.settings.sources import files_of
 from kvsim.trace.base import Trace
@@ -252,8 +253,9 @@ def order(records: Records, board: Board) -> list[str]:
 def page(options: Namespace, records: Records) -> Iterator[str]:
     text = [
         "All policies of each family, ranked by `kvsim leaderboard`. Made by `python experiments/leaderboard/run.py`; its cells",
-        "are in [results.csv](results.csv). Times per request, and as multiples of the default's, are wall times on a shared",
-        "machine, good to about a third.",
+        "are in [results.csv](results.csv). Times per request, and as multiples of the default's, are wall times",
+        f"({build_name()}) on a shared machine, good to about a third;",
+        "[policy_speed](../policy_speed/results_one_tier.md) has measured those of eviction policies alone.",
     ]
     picture = "Points of hit rate that each eviction policy gains over LRU, by trace and capacity"
     yield from opening("Leaderboards", text, picture, claims(records))
@@ -298,12 +300,6 @@ def advice(records: Records) -> list[str]:
             f"{costs[FAVOURITE]:.1f} times LRU's time.",
         ),
         (
-            "The same, where time per decision is scarce",
-            "`arc`",
-            f"{points('arc', 'synthetic', 0)} on the synthetic trace at {costs['arc']:.1f} times LRU's time, but only "
-            f"{points('arc', 'conversation', 0)} on conversations, and a loss to LRU in large tiers.",
-        ),
-        (
             "Agents that send their whole history with each call",
             "`lru`",
             f"A session's next call comes soon. {FAVOURITE} is at {spread(FAVOURITE, 'agents')} points; none gains half a point.",
@@ -328,13 +324,14 @@ def advice(records: Records) -> list[str]:
 
 
 def taken(record: Mapping[str, Any]) -> tuple[str, str, str]:
-    """The policy that a board says to take, the default, and what is gained over that."""
+    """The policy that a board says to take, with those whose gain looks the same, the default, and what is gained over that."""
     best = next(one for one in record["standings"] if one["policy"] == record["best"])
     if best["policy"] == record["baseline"]:
         return f"`{best['policy']}`", "it is the default", "none gains more than its noise"
     scale, unit, form = (1000, "ms of mean TTFT", ",.0f") if record["measure"] == "ttft_s" else (100, "points of hit rate", ".2f")
     gain, noise = shown(best["gain"], f"+{form}", scale), shown(best["noise"], form, scale)
-    return f"`{best['policy']}`", f"`{record['baseline']}`", f"{gain} ± {noise} {unit}"
+    alike = [one["policy"] for one in record["standings"] if shown(one["gain"], f"+{form}", scale) == gain]
+    return ", ".join(f"`{name}`" for name in alike), f"`{record['baseline']}`", f"{gain} ± {noise} {unit}"
 
 
 def limited(board: Board) -> str:

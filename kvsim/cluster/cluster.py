@@ -301,6 +301,8 @@ class Cluster(Frontend):
         index = request.index
         if self.gate is not None:
             self.gate.ended(request)
+            if self.book.columns["status"][index] == FINISHED:
+                self.gate.answered(request, engine)
         if index in self._samples_left:
             self._samples_left[index] -= 1
             if self._samples_left[index]:

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvsim.cluster.hand_over import HandOver
-from kvsim.cluster.observed_load import kv_use
+from kvsim.cluster.observed_load import free_pages, kv_use
 from kvsim.cluster.router import Router
 from kvsim.core.answers import refused, truth
 from kvsim.core.lease import LOOK
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.engine.engine import Engine
-from kvsim.engine.job import Job
+from kvsim.engine.job import CLAIMING, DECODING, LOST, NEW, QUEUED, Job
 from kvsim.policies.admission.base import CLUSTER, GOES_BY
 
 if TYPE_CHECKING:
@@ -27,21 +27,24 @@ class Ledger:
     def __init__(self) -> None:
         self.prefilling: dict[Key, tuple[Job, int]] = {}
         """With the first token that had to be computed when the request came."""
-        self.decoding: dict[Key, tuple[int, int]] = {}
-        """Answers that each generates, and the tokens of its prompt for all of them."""
+        self.decoding: dict[Key, tuple[int, int, Job]] = {}
+        """Answers that each generates, the tokens of its prompt for all of them, and who computed that."""
         self.decoding_requests = self.decoding_tokens = 0
 
-    def decodes(self, key: Key, request: Request) -> None:
+    def decodes(self, key: Key, job: Job) -> None:
         """A prompt has been computed."""
+        request = job.request
         answers = max(1, request.samples)
-        self.decoding[key] = answers, answers * request.prompt_tokens
+        self.decoding[key] = answers, answers * request.prompt_tokens, job
         self.decoding_requests += answers
         self.decoding_tokens += answers * request.prompt_tokens
 
     def remove(self, key: Key) -> None:
         """A request is not here any more, in whatever state it was."""
         self.prefilling.pop(key, None)
-        answers, tokens = self.decoding.pop(key, (0, 0))
+        if key not in self.decoding:
+            return
+        answers, tokens, _ = self.decoding.pop(key)
         self.decoding_requests -= answers
         self.decoding_tokens -= tokens
 
@@ -73,7 +76,20 @@ class SeenEngine:
 
     @property
     def prefills(self) -> tuple[tuple[int, int], ...]:
-        found = [(max(start, job.computed), job.request.prompt_tokens) for job, start in list(self._ledger.prefilling.values())]
+        return self._prefills_in(NEW, LOST)
+
+    @property
+    def begun_prefills(self) -> tuple[tuple[int, int], ...]:
+        return self._prefills_in(CLAIMING, LOST)
+
+    @property
+    def queued_prefills(self) -> tuple[tuple[int, int], ...]:
+        return self._prefills_in(NEW, QUEUED)
+
+    def _prefills_in(self, first: int, last: int) -> tuple[tuple[int, int], ...]:
+        """Return the prompts to compute of requests in these phases."""
+        given = [(job, start) for job, start in self._ledger.prefilling.values() if first <= job.phase <= last]
+        found = [(max(start, job.computed), job.request.prompt_tokens) for job, start in given]
         return tuple([(start, tokens) for start, tokens in found if start < tokens])
 
     @property
@@ -91,6 +107,16 @@ class SeenEngine:
     @property
     def decoding_tokens(self) -> int:
         return self._ledger.decoding_tokens
+
+    @property
+    def answers(self) -> tuple[tuple[int, int], ...]:
+        schedule, steps = self._engine.schedule, self._engine.leap_steps
+        jobs = [job for _, _, job in self._ledger.decoding.values() if job.phase == DECODING]
+        return tuple([(job.request.prompt_tokens, schedule.generated(job) + steps) for job in jobs])
+
+    @property
+    def free_tokens(self) -> int:
+        return free_pages(self._engine) * self._engine.cache.page_tokens
 
     def uncached_tokens(self, request: Request) -> int:
         return uncached_tokens(self._engine, request)
@@ -213,12 +239,17 @@ class Gate:
         key = (request.index, request.sample)
         self._remove(key)
         ledger = self._ledgers[job.decoder if job.decoder >= 0 else engine]
-        ledger.decodes(key, request)
+        ledger.decodes(key, job)
         self._where[key] = ledger
 
     def ended(self, request: Request) -> None:
         """A request, or one of its samples, has ended, or its engine has lost it."""
         self._remove((request.index, request.sample))
+
+    def answered(self, request: Request, engine: int) -> None:
+        """An answer is complete."""
+        policy = self.policies[0 if self.is_before_router else engine]
+        policy.on_answered(request, float(self._env.now))
 
     def _remove(self, key: Key) -> None:
         ledger = self._where.pop(key, None)
@@ -228,8 +259,8 @@ class Gate:
     def check(self) -> None:
         """Recount what decodes, of a run that is under way or over."""
         for ledger in self._ledgers:
-            assert ledger.decoding_requests == sum([answers for answers, _ in ledger.decoding.values()])
-            assert ledger.decoding_tokens == sum([tokens for _, tokens in ledger.decoding.values()])
+            assert ledger.decoding_requests == sum([answers for answers, _, _ in ledger.decoding.values()])
+            assert ledger.decoding_tokens == sum([tokens for _, tokens, _ in ledger.decoding.values()])
             assert not ledger.decoding.keys() & ledger.prefilling.keys()
         assert len(self._where) == sum([len(ledger.decoding) + len(ledger.prefilling) for ledger in self._ledgers])
 

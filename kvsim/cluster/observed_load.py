@@ -173,4 +173,10 @@ def kv_use(engine: Engine) -> float:
     gpu = engine.gpu
     if gpu.pool.capacity >= UNLIMITED or not gpu.pool.capacity:
         return 0.0
-    return (gpu.pool.capacity - gpu.pool.free - gpu.evictable_pages - gpu.leaving_pages) / gpu.pool.capacity
+    return (gpu.pool.capacity - free_pages(engine)) / gpu.pool.capacity
+
+
+def free_pages(engine: Engine) -> int:
+    """Return the slots of an engine's GPU that no request uses: free ones, idle cached pages and leaving ones."""
+    gpu = engine.gpu
+    return gpu.pool.free + gpu.evictable_pages + gpu.leaving_pages

@@ -90,6 +90,12 @@ class ContinuousBatching(Schedule):
     def admitted(self) -> int:
         return len(self.running.admitted)
 
+    def generated(self, job: Job) -> int:
+        for group in self.running.groups:
+            if job in group.jobs:
+                return job.generated + group.tokens_since(job)
+        return job.generated
+
     def takes(self, request: Request) -> bool:
         return request.pages_in_all(self.cache.page_tokens) <= self.gpu.pool.capacity
 

@@ -98,6 +98,10 @@ class Decoding:
         self.shared_answers -= job.request.own_path is None
         job.generated += done
 
+    def tokens_since(self, job: Job) -> int:
+        """Return how many tokens a request that decodes has generated since it began."""
+        return self.step - job.joined_step
+
     def advance(self, steps: int) -> None:
         """Record that decode steps have been made."""
         self.step += steps

@@ -356,10 +356,9 @@ class Engine(Carried):
         if self.calls is not None:
             self.calls.stop()
         if self._leap is not None:
-            elapsed_s = self.env.now - self._leap_began_s
-            steps = self.substrate.steps_done(self._leap, elapsed_s)
+            steps = self.leap_steps
             if self._leap.forms_each_step:
-                self.busy_s += elapsed_s
+                self.busy_s += self.env.now - self._leap_began_s
             self._leap = None
         jobs = self.schedule.stop(steps)
         for job in jobs:
@@ -372,6 +371,11 @@ class Engine(Carried):
         if not self._flight or not self._flight[0][0].work.chunks:
             return 0.0
         return float(self.env.now) - self._flight[0][2]
+
+    @property
+    def leap_steps(self) -> int:
+        """Steps that the leap under way has done so far; 0 if there is none."""
+        return 0 if self._leap is None else self.substrate.steps_done(self._leap, self.env.now - self._leap_began_s)
 
     @property
     def last_step(self) -> Event | None:

@@ -129,6 +129,10 @@ class Schedule(metaclass=ABCMeta):
     def admitted(self) -> int:
         """The number of requests that wait for slots, loads or the rest of their prefill."""
 
+    def generated(self, job: Job) -> int:
+        """Return how many tokens of a decoding request's answer there are; those of a leap under way come at its end."""
+        return job.generated
+
     @abstractmethod
     def takes(self, request: Request) -> bool:
         """Whether a request could run here if no other did; otherwise it is rejected."""

@@ -67,7 +67,7 @@ def print_saturation(records: Sequence[Named], console: Console) -> None:
     """Print what was asked, the table, and the notes of each configuration."""
     width = width_of(console)
     console.print(Text("kvsim saturate", "bold"))
-    console.print(Text(question(records[0][1]), "dim"), width=min(width, 100))
+    console.print(Text(question(records), "dim"), width=min(width, 100))
     for table in tables(records):
         console.print()
         print_summary(table, console, width)
@@ -78,13 +78,25 @@ def print_saturation(records: Sequence[Named], console: Console) -> None:
             console.print(Text(f"{f'{name}: ' if len(records) > 1 else ''}{note}", "dim"), width=min(width, 100))
 
 
-def question(record: RunRecord) -> str:
+def question(records: Sequence[Named]) -> str:
     """Say what was searched for."""
-    slo = record["slo"]
-    return (
-        f"The highest rate at which {percent(slo['attainment'])} of the requests have {objective_text(slo)}. A rate divides the "
-        "arrival times of the trace; requests/s are arrivals."
-    )
+    shared = _objectives(records)
+    asked = f"{shared[0]} of the requests have {shared[1]}" if shared else "requests meet the objectives of their configuration"
+    return f"The highest rate at which {asked}. A rate divides the arrival times of the trace; requests/s are arrivals."
+
+
+def _objectives(records: Sequence[Named]) -> tuple[str, str] | None:
+    """Return the share of requests and the objectives that they must meet; None if configurations ask for different ones."""
+    asked = {
+        (percent(record["slo"]["attainment"]), objective_text(record["slo"]) or "those of their class") for _, record in records
+    }
+    return asked.pop() if len(asked) == 1 else None
+
+
+def _limit(records: Sequence[Named], name: str) -> float | None:
+    """Return an objective, or the share that must meet them; None if there is none, or configurations have different ones."""
+    limits = {record["slo"][name] for _, record in records}
+    return limits.pop() if len(limits) == 1 else None
 
 
 def tables(records: Sequence[Named]) -> list[Table]:
@@ -174,18 +186,17 @@ def render_saturation(records: Sequence[Named], command_line: str | None = None,
 
 def pictures_of(records: Sequence[Named]) -> list[Picture]:
     """Return attainment and times to first token against the rate."""
-    slo = records[0][1]["slo"]
-    attained = _figure(records, "attainment", "requests that meet the objectives", ".0%", slo["attainment"])
-    times = _figure(records, "ttft_s_p99", "99th percentile", "~g", slo["ttft_s"])
+    attained = _figure(records, "attainment", "requests that meet the objectives", ".0%", _limit(records, "attainment"))
+    times = _figure(records, "ttft_s_p99", "99th percentile", "~g", _limit(records, "ttft_s"))
     return [Picture("Attainment by rate", attained), Picture("Time to first token by rate", times)]
 
 
 def _title(records: Sequence[Named]) -> str:
     subjects = [subject(record) for _, record in records]
     shared = ", ".join(part for part in subjects[0] if all(part in other for other in subjects))
-    slo = records[0][1]["slo"]
-    asked = f"the highest rate at which {percent(slo['attainment'])} have {objective_text(slo)}"
-    return f"{shared or 'kvsim saturate'}: {asked}"
+    objectives = _objectives(records)
+    asked = f"{objectives[0]} have {objectives[1]}" if objectives else "objectives hold, which differ"
+    return f"{shared or 'kvsim saturate'}: the highest rate at which {asked}"
 
 
 def _head(records: Sequence[Named]) -> Head:
@@ -196,7 +207,8 @@ def _head(records: Sequence[Named]) -> Head:
     best, rate = record["highest"], _rate(record["rate"])
     if best is None:
         attained = max(run["attainment"] for _, each in records for run in each["runs"])
-        asked = f"of the requests; asked for {percent(record['slo']['attainment'])}"
+        limit = _limit(records, "attainment")
+        asked = "of the requests" if limit is None else f"of the requests; asked for {percent(limit)}"
         return Head(
             verdict or "No rate that was tried meets the objectives.", [Tile("best attainment", percent(attained), asked)]
         )
@@ -223,7 +235,7 @@ def _about(records: Sequence[Named]) -> list[tuple[str, str]]:
     keys, _ = _settings(records)
     shared = common([about_run(record) for _, record in records])
     varied = [("differ in", ", ".join(map(heading, keys)))] if keys else []
-    return [("question", question(records[0][1])), *shared, *varied]
+    return [("question", question(records)), *shared, *varied]
 
 
 def _notes(records: Sequence[Named]) -> list[str]:

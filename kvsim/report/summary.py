@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kvsim.results.rates import UNKNOWN, count, digits, percent
+from kvsim.results.rates import UNKNOWN, count, digits, hundredths, percent
 from kvsim.results.records import rows_of
 from kvsim.results.result import RunRecord, hit_definition
 
@@ -203,7 +203,9 @@ def _disk_writes(result: RunRecord) -> str:
     written = sum(link["bytes"] for name, link in result["links"].items() if name.endswith("-disk"))
     if per_day is None or not written:
         return ""
-    return f"{written / 1e12:,.2f} TB written in {result['simulated_s'] / 60:,.1f} min, {digits(per_day)} drive writes a day"
+    return (
+        f"{hundredths(written / 1e12)} TB written in {result['simulated_s'] / 60:,.1f} min, {digits(per_day)} drive writes a day"
+    )
 
 
 def _slo(slo: Mapping[str, Any] | None) -> str:
@@ -300,7 +302,7 @@ def _tiers(result: RunRecord) -> Table:
 
 def _links(result: RunRecord) -> Table:
     rows: list[tuple[str, ...]] = [
-        (name, f"{link['bytes'] / 1e9:,.2f}", count(link["transfers"]), digits(link["busy_s"]), percent(link["utilization"]))
+        (name, hundredths(link["bytes"] / 1e9), count(link["transfers"]), digits(link["busy_s"]), percent(link["utilization"]))
         for name, link in result["links"].items()
     ]
     return Table("Links", ("link", "moved (GB)", "transfers", "busy (s)", "utilization"), rows)

@@ -68,8 +68,12 @@ def count(number: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Format a fraction as a percentage."""
-    return UNKNOWN if share is None else f"{share:.2%}"
+    """Format a fraction as a percentage: less than all is never 100%, more than nothing never 0%."""
+    if share is None:
+        return UNKNOWN
+    if 0.99995 <= share < 1 - 1e-9:
+        return "99.99%"
+    return "<0.01%" if 1e-9 < share < 0.00005 else f"{share:.2%}"
 
 
 def digits(number: float | None) -> str:
@@ -77,3 +81,8 @@ def digits(number: float | None) -> str:
     if number is None:
         return UNKNOWN
     return f"{number:,.0f}" if number >= 100 else f"{number:#.3g}" if number >= 1e-4 else f"{number:.2g}"
+
+
+def hundredths(number: float) -> str:
+    """Format a number with two decimals, or with three significant digits where these would hide it."""
+    return digits(number) if 0 < number < 0.1 else f"{number:,.2f}"

@@ -41,6 +41,7 @@ def build_gate(
             tpot_s=objective(plan.slo, "tpot_s"),
             prefill_s=profile.prefill_s,
             decode_step_s=profile.decode_step_s,
+            decodes=not plan.layout.pairs,
             tokens_per_step=profile.tokens_per_step,
             rng=np.random.default_rng([plan.seed, len(ALWAYS) + 3, engine]),
         )

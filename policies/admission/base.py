@@ -43,6 +43,18 @@ class EngineLoad(Protocol):
         """Tokens to compute of these prompts."""
 
     @property
+    def begun_prefills(self) -> Sequence[tuple[int, int]]:
+        """Those among ``prefills`` that have their pages."""
+
+    @property
+    def queued_prefills(self) -> Sequence[tuple[int, int]]:
+        """The others, which wait for their turn, for pages fetched for them, or for room."""
+
+    @property
+    def free_tokens(self) -> int:
+        """Tokens for which its GPU has room: in free pages and in cached ones that no request uses."""
+
+    @property
     def computing_s(self) -> float:
         """Seconds since its step under way has begun, if that computes prompts, which ``prefills`` still has; otherwise 0."""
 
@@ -52,7 +64,12 @@ class EngineLoad(Protocol):
 
     @property
     def decoding_tokens(self) -> int:
-        """Prompt tokens of these requests. How far their answers are is not known."""
+        """Prompt tokens of these requests."""
+
+    @property
+    def answers(self) -> Sequence[tuple[int, int]]:
+        """These requests, in the order in which they began to decode, as (prompt tokens, tokens of the answer so far): as the
+        server has sent them. Without requests that have lost their pages again."""
 
     def uncached_tokens(self, request: Request) -> int:
         """Return the prompt tokens of a request that are neither on its GPU nor, after those, in the tier below, so that they are
@@ -109,6 +126,10 @@ class AdmissionPolicy(metaclass=ABCMeta):
 
     def bind(self, context: AdmissionContext) -> None:
         """Called once, before the run. Raises ValueError if something is missing."""
+
+    def on_answered(self, request: Request, now: float) -> None:
+        """Called when an answer is complete, so that its length is known: of a policy that goes by the engine, one of its engine.
+        A request for several answers may be told once for each."""
 
     def without_effect(self) -> Sequence[str]:
         """Return the names of settings that have no effect because of the others: an error if the user gives one."""

@@ -38,6 +38,8 @@ class AdmissionContext:
     decode_step_s: Callable[[int, int], float] | None = None
     """Returns the seconds of a step that only decodes, given requests and the tokens of their contexts together. None if that is
     not known."""
+    decodes: bool = True
+    """Whether engines that compute prompts also generate answers; otherwise they pass their prompts on."""
     tokens_per_step: float = 1.0
     """Tokens that such a step yields of each answer, on average: above 1 with drafts."""
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))

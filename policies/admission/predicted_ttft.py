@@ -7,8 +7,9 @@ from math import inf
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.numbers import Real, check_settings
-from kvsim.policies.admission.base import AdmissionPolicy, ClusterLoad
+from kvsim.policies.admission.base import AdmissionPolicy, ClusterLoad, EngineLoad
 from kvsim.policies.admission.context import AdmissionContext
+from kvsim.policies.admission.room import GOLDEN_RATIO, AnswerLengths, Forecast, Memory
 from kvsim.policies.fields import keep_types
 
 Limit = Callable[[Request], float]
@@ -40,14 +41,23 @@ class PredictedTtft(AdmissionPolicy):
     left out, and so are copies between tiers and engines. The order is first come, first served.
 
     As Mooncake's, which is that of the queue and of the prefill (its algorithm 1), the prediction has no wait for free pages: its
-    engines for prefill keep none for answers, and how long answers will be is not known. Where prompts wait for memory, times are
-    longer than predicted: a factor below 1 leaves room for that.
+    engines for prefill keep none for answers. Where prompts wait for memory, times are longer than predicted: a factor below 1
+    leaves room for that. Or ``waits_for_room`` predicts that wait, too, on engines that compute and decode:
+
+    memory        a prompt is computed when its uncached tokens fit into the memory that no request uses; a running request takes
+                  a token in each step, and gives back all that it has when its answer ends
+    answers       end as the latest 1,000 complete ones of the engine did that had got as far: each running request at another
+                  quantile of what was left of those, and prompts that wait after the mean. Until one is complete, nobody waits
+
+    Mooncake assumes one time to decode for all requests (section 7.4); with that, the first of many running requests to end does
+    so far too late.
     """
 
     factor: float = 1.0
     ttft_s: float | None = None
     decode_load: bool = False
     tpot_s: float | None = None
+    waits_for_room: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self, Real(above=0), "factor")
@@ -60,7 +70,10 @@ class PredictedTtft(AdmissionPolicy):
         if context.prefill_s is None or context.decode_step_s is None:
             raise ValueError("needs a model and a machine")
         self._prefill_s, self._decode_step_s = context.prefill_s, context.decode_step_s
-        self._tokens_per_step = context.tokens_per_step
+        if self.waits_for_room and not context.decodes:
+            raise ValueError("waits_for_room needs engines that compute prompts and decode: set admission.waits_for_room=false")
+        self._tokens_per_step, self._batch_tokens = context.tokens_per_step, context.max_batch_tokens
+        self._lengths = AnswerLengths()
         self._ttft_s = _limit(self.ttft_s, context.ttft_s)
         self._tpot_s = _limit(self.tpot_s, context.tpot_s)
         self._require(context, "time to first token", self._ttft_s, "ttft_s")
@@ -85,9 +98,25 @@ class PredictedTtft(AdmissionPolicy):
     def predicted_s(self, request: Request, load: ClusterLoad) -> float:
         """Return the time to first token that a request will have on the chosen engine, in seconds."""
         engine, tokens = load.engines[0], request.prompt_tokens
-        prefills: Sequence[tuple[int, int]] = [*engine.prefills, (tokens - engine.uncached_tokens(request), tokens)]
+        own = tokens - engine.uncached_tokens(request), tokens
+        if self.waits_for_room and len(self._lengths):
+            return load.waited_s + self._with_room_s(engine, own)
+        prefills: Sequence[tuple[int, int]] = [*engine.prefills, own]
         seconds = self._prefill_s(prefills, engine.decoding_requests, engine.decoding_tokens)
         return load.waited_s + max(0.0, seconds - engine.computing_s)
+
+    def _with_room_s(self, engine: EngineLoad, own: tuple[int, int]) -> float:
+        """Return the seconds until a prompt is computed, with the time until there is memory for it and for those before it."""
+        lengths, per_step, held = self._lengths, self._tokens_per_step, engine.answers
+        left = [lengths.left(done, at * GOLDEN_RATIO % 1.0) / per_step for at, (_, done) in enumerate(held, 1)]
+        memory = Memory(engine.free_tokens, (engine.decoding_requests, engine.decoding_tokens), self._decode_step_s)
+        memory.hold(held, left)
+        forecast = Forecast(memory, self._prefill_s, self._batch_tokens, lengths.mean / per_step)
+        return forecast.seconds(engine.begun_prefills, [*engine.queued_prefills, own], engine.computing_s)
+
+    def on_answered(self, request: Request, now: float) -> None:
+        if self.waits_for_room:
+            self._lengths.add(request.output_tokens)
 
     def _mean_step_s(self, request: Request, load: ClusterLoad) -> float:
         """Return the mean seconds of a decode step, with this request's share on each engine."""

@@ -290,6 +290,11 @@ class PageReuse(WorkloadAware):
     So system prompts, which other sessions use, speak for their classes, too. Sessions are not needed. A page that has left
     the tier counts as not reused, whatever comes later. A request counts as a user of its pages from its end on: another one
     that uses them before counts for their earlier class, if it is the first to do so, or for none.
+
+    The authors count uses in a profile of a trace without running requests (their change to vLLM, pull request 22236, simulates a
+    cache request by request), as a replay does; there, no two requests overlap. In a simulation, P is asked of pages that no
+    request uses, with an age since their last use. What is used again while its first user runs would have been there whatever
+    is evicted, so it does not tell what keeping a page is worth, and it came at no age at all.
     """
 
     def _require_sessions(self, context: PolicyContext) -> None:

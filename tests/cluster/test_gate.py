@@ -17,6 +17,7 @@ from kvsim.core.fan_out import AFTER_WARM_UP, AT_ONCE, TOGETHER
 from kvsim.core.request import Request
 from kvsim.engine.outcome import FINISHED, REJECTED, SHED, Outcome
 from kvsim.policies.admission.base import AdmissionPolicy, ClusterLoad
+from kvsim.policies.admission.context import AdmissionContext
 from kvsim.policies.admission.predicted_ttft import PredictedTtft
 from kvsim.policies.admission.priority_shed import PriorityShed
 from kvsim.policies.admission.queue_limit import QueueLimit
@@ -36,6 +37,10 @@ SEEN = (
     "computing_s",
     "decoding_requests",
     "decoding_tokens",
+    "begun_prefills",
+    "queued_prefills",
+    "answers",
+    "free_tokens",
 )
 
 
@@ -125,6 +130,48 @@ def test_what_is_cached_of_a_prompt_is_not_in_its_time() -> None:
     known = {"ttft_s": lambda request: 5.0}
     outcome = one_engine(PredictedTtft(), known=known).serve(ask("a"), ask("ab", 10), ask("xy", 20))
     assert shed(outcome) == [2], "5 of its 9 tokens, against all 9"
+
+
+def test_what_has_pages_and_how_far_answers_are_is_known() -> None:
+    """Request 0 decodes from 5 on, a step a second in a leap, over 2 pages of 4 tokens; 1 needs 9 s for its prompt, from 8 on."""
+    policy = Asked()
+    one_engine(policy, gpu=16).serve(ask("a", output=4), ask("bc", 7.5), ask("d", 9), ask("e", 10))
+    names = "begun_prefills", "queued_prefills", "answers", "free_tokens"
+    seen = [tuple(one[name] for name in names) for _, (one,) in policy.seen]
+    assert seen[0] == ((), (), (), 64)
+    assert seen[1] == ((), (), ((5, 3),), 56), "steps end at 6 and 7"
+    assert seen[2][:2] == (((0, 9),), ()) and seen[3][:2] == (((0, 9),), ((0, 5),))
+
+
+@pytest.mark.parametrize(("waits_for_room", "refused"), [(False, []), (True, [2])])
+def test_a_request_that_would_wait_for_room_is_late(waits_for_room: bool, refused: list[int]) -> None:
+    """Request 0 tells that answers have 7 tokens. Request 1 has all memory from 20 to 51, the end of its seventh token. At 49, 2
+    would be computed until 58, if it had not to wait for that: so its first token comes at 60."""
+    known = {"ttft_s": lambda request: 10.0 if request.index == 2 else 1000.0}
+    policy = PredictedTtft(waits_for_room=waits_for_room)
+    outcome = one_engine(policy, gpu=8, known=known).serve(ask("x", output=7), ask("abcdef", 20, output=7), ask("gh", 49))
+    assert outcome.status[:2].tolist() == [FINISHED] * 2 and shed(outcome) == refused
+    assert refused or outcome.ttft_s[2] == seconds(11.0)
+
+
+def test_lengths_of_answers_are_those_of_the_same_engine() -> None:
+    """Engine 0 gets 0 and 2, engine 1 gets 1 and 3: each policy is told of its own, of what has been answered."""
+    told: list[tuple[int, int, float]] = []
+
+    class Told(Asked):
+        def on_answered(self, request: Request, now: float) -> None:
+            told.append((self.engine, request.index, now))
+
+        def bind(self, context: AdmissionContext) -> None:
+            self.engine = next(numbers)
+
+    numbers = iter(range(2))
+    outcome = small_cluster(gpu=64, routing=RoundRobin(), admission=Told(2, by="engine")).serve(
+        ask("a", output=3), ask("b"), ask("c", 1), ask("d", 2)
+    )
+    assert shed(outcome) == [2]
+    assert [(engine, index) for engine, index, _ in told] == [(1, 1), (0, 0), (1, 3)]
+    assert [now for *_, now in told] == seconds([5.0, 7.0, 10.0])
 
 
 def test_slow_decoding_refuses_requests() -> None:

@@ -124,6 +124,19 @@ def test_a_sweep_orders_configurations_by_rate(capsys: pytest.CaptureFixture[str
     assert rows.index(["1", "0.25"]) < rows.index(["0", "0.5"])
 
 
+def test_objectives_that_differ_are_not_called_those_of_all(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The page names the objective where all have one, and draws it as a line; otherwise it says that they differ."""
+    assert saturate(*SERVER, "-m", "engine.max_running_requests=1,2") == 0
+    assert "99.00% of the requests have TTFT <= 0.3 s" in capsys.readouterr().out
+    page = (folder / "out" / "saturate.html").read_text()
+    assert "99.00% have TTFT &lt;= 0.3 s" in page and '"objective"' in page
+    assert saturate(*SERVER[:-1], "-m", "slo.ttft_s=0.3,0.6", "output=both") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "The highest rate at which requests meet the objectives of their configuration." in shown
+    page = (folder / "both" / "saturate.html").read_text()
+    assert "have TTFT" not in page and "the highest rate at which objectives hold, which differ" in page
+
+
 def test_the_cheapest_configuration_that_holds_a_rate_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     """Two engines hold a rate of 6 and one does not; three hold it, too, at a higher price."""
     swept = "cluster.engines=1,2,3", "saturate.rate=6", "saturate.price_per_hour.gpu=2.5"

@@ -311,6 +311,7 @@ ADMISSIONS: list[list[str]] = [
     ["admission=queue_limit", "admission.waiting_requests=1"],
     ["admission=queue_limit", "admission.of=cluster", "admission.prefill_tokens=20", "admission.kv_use=0.7"],
     ["admission=predicted_ttft", "admission.ttft_s=0.02", "admission.decode_load=true", "slo.tpot_s=0.01"],
+    ["admission=predicted_ttft", "admission.ttft_s=0.02", "admission.waits_for_room=true"],
     ["admission=priority_shed", "admission.waiting_requests=1", "admission.protected_from=1"],
 ]  # fmt: skip
 

@@ -33,8 +33,8 @@ class SlowSchedule:
 
     With ``by_priority``, the highest priority is tried first, and the lowest is preempted first; of equals, those that arrived
     first and last. ``has_skipped`` is set where a request that preempts itself ends the planning of a step, so that others which
-    run behind it compute nothing in that step. With ``names_late``, an answer's page is named when the next one is taken, a step
-    later than in vLLM, or when its request leaves.
+    run behind it compute nothing in that step. With ``names_late``, an answer's page is named when the next one is wanted, a step
+    later than in vLLM and before anything is preempted for that, or when its request leaves.
     """
 
     def __init__(
@@ -145,6 +145,9 @@ class SlowSchedule:
     def allocate(self, one: Served, tokens: int, hits: list[Block]) -> bool:
         """Take the blocks for the first ``tokens`` tokens and name the full ones."""
         missing = -(-tokens // self.page_tokens) - len(one.blocks) - len(hits)
+        names_late = self.names_late and one.is_decoding
+        if names_late and missing:
+            self.name(one, tokens)
         if missing + sum(not block.users for block in hits) > len(self.free):
             return False
         for block in hits:
@@ -152,9 +155,6 @@ class SlowSchedule:
                 self.free.remove(block)
             block.users += 1
         one.blocks += hits
-        names_late = self.names_late and one.is_decoding
-        if names_late and missing:
-            self.name(one, tokens)
         for _ in range(missing):
             block = self.free.pop(0)
             if block.key is not None:

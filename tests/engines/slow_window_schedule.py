@@ -64,6 +64,8 @@ class SlowWindowSchedule(SlowSchedule):
         missing = pages - len(one.blocks) - len(hits)
         if not is_new:
             self.slide(one)
+        if self.names_late and one.is_decoding and missing:
+            self.name(one, tokens)
         idle = self.idle(one, hits) if is_new else 0
         if missing * (1 + len(self.groups)) + idle > len(self.free):
             return False

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.experiments.test_studies import study
+from tests.experiments.test_studies import EXPERIMENTS, study
+
+TABLES = "results", "billion", "engines"
 
 PROGRAM = """import sys, time
 print(sys.argv[1], flush=True)
@@ -29,6 +31,34 @@ class AtOnce:
 
     def cancel(self) -> None:
         pass
+
+
+def test_what_the_list_of_studies_says_of_speed_is_in_the_tables() -> None:
+    """Rates by page size, a trace of a billion accesses, and how much more a request costs with more engines."""
+    listed = (EXPERIMENTS / "README.md").read_text()
+    speed, billion, engines = (json.loads((EXPERIMENTS / "speed" / f"{name}.json").read_text()) for name in TABLES)
+    measured = {row["what"]: row["measured"] for row in speed["compiled"]["Page sizes"]["rows"]}
+    rates = [measured[f"one tier, {size}-token pages"].split("(")[1].rstrip(")") for size in (1, 512)]
+    assert f"{rates[0]} to {rates[1]} requests per second on one tier" in listed
+    assert f"{measured['fastest over slowest page size']} apart" in listed
+    for part, text in (
+        ("Replay", "{time} of processor time and {most}; {each}"),
+        ("Simulation", "A simulation takes {time} and {most}: {each}"),
+    ):
+        rows = {row["what"]: row["measured"] for row in billion["compiled"][part]["rows"]}
+        said = text.format(time=rows["processor time"], most=rows["peak memory"], each=rows["memory for each request more"])
+        assert said in listed
+        if part == "Simulation":
+            guide = " ".join((EXPERIMENTS.parent / "docs" / "guides" / "logs.md").read_text().split())
+            assert f"takes {rows['processor time']} and {rows['peak memory']}" in guide
+    own = [run for run in engines if (run["label"], run["build"]) == ("now", "compiled") and run["requests"] > 500_000]
+    each = {(run["routing"], run["engines"]): run["run_s"] / run["requests"] for run in own}
+    times = {number: [each[name, number] / each[name, 10] for name, of in each if of == 10] for number in (1000, 10_000)}
+    least, most = ({number: f"{of(own):.1f}" for number, own in times.items()} for of in (min, max))
+    assert (
+        f"a thousand engines take {least[1000]} to {most[1000]} times as much and ten thousand {least[10_000]} to {most[10_000]}"
+        in listed
+    )
 
 
 def test_every_part_is_run_and_listed_with_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

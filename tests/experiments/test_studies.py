@@ -606,6 +606,54 @@ def test_what_is_claimed_of_leaderboards(monkeypatch: pytest.MonkeyPatch) -> Non
     assert held(share=0.5) == [True, True, True, True, False]
 
 
+@pytest.mark.long
+def test_early_rejection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirty requests, two at each time of the trace's clock."""
+    requests = [
+        make_request(range(9 * at, 9 * at + 9), prompt_tokens=512 * 9, output_tokens=40, arrival_s=float(at // 2))
+        for at in range(30)
+    ]
+    trace = write_trace(tmp_path / "trace.jsonl", requests)
+    files = ("--conversation", str(trace), "--limit", "60", "--output", str(tmp_path / "out"))
+    module = study("early_rejection", monkeypatch, *files)
+    assert module.STUDY.main() == 0
+    table = (tmp_path / "out" / "results.md").read_text()
+    assert verdicts(table) == 4 and table.count("| Llama 3 8B, 20 GiB |") == 2 + len(module.FACTORS)
+    rows = list(csv.DictReader((tmp_path / "out" / "results.csv").read_text().splitlines()))
+    assert len(rows) == 2 + 4 * len(module.FACTORS) and {row["shed"] for row in rows if not row["factor"]} == {"0"}
+
+
+def test_what_is_claimed_of_early_rejection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictions that err half as much, with which one request more is in time, then with one number changed."""
+    module = study("early_rejection", monkeypatch)
+
+    def held(errors: tuple[float, float] = (4.0, 2.0), p90: tuple[float, float] = (4.0, 3.4), **more: int) -> list[bool]:
+        rows = {
+            cell: module.Row(
+                99, 50 + more.get(f"at{int(10 * (cell.factor or 0))}", 1) * cell.waits_for_room, 9, 1.0, errors, errors, p90
+            )
+            for cell in module.cells()
+        }
+        return [claim.holds for claim in module.claims(rows)]
+
+    assert held() == [True] * 4
+    assert held(errors=(4.0, 2.1)) == [False, True, True, True]
+    assert held(p90=(4.0, 3.5)) == [True, False, True, True]
+    assert held(at10=0) == [True, True, False, True]
+    assert held(**{f"at{number}": 0 for number in range(5, 10)}) == [True] * 4, "the best factor counts"
+    assert held(**{f"at{number}": 0 for number in range(5, 11)}) == [True, True, False, False]
+
+
+def test_boards_name_all_policies_that_gain_as_much_as_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundredth of a millisecond apart, and one millisecond."""
+    module = study("leaderboard", monkeypatch)
+    gains = {"prism": 1.23026, "shortest_prefill": 1.23025, "shortest_prompt": 1.229, "fcfs": 0.0, "dlpm": None}
+    places = [{"policy": name, "gain": gain, "noise": 0.172} for name, gain in gains.items()]
+    record = {"standings": places, "best": "prism", "baseline": "fcfs", "measure": "ttft_s"}
+    assert module.taken(record) == ("`prism`, `shortest_prefill`", "`fcfs`", "+1,230 ± 172 ms of mean TTFT")
+    assert module.taken({**record, "best": "fcfs"})[0] == "`fcfs`"
+
+
 def test_a_conversation_is_known_by_its_second_page(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten conversations, of three turns each; arrivals twice as fast."""
     study("routing", monkeypatch)

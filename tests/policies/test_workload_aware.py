@@ -130,6 +130,20 @@ def test_a_page_is_counted_once_for_each_request_that_used_it() -> None:
     assert [(made.requests, made.continued) for made in cache.gpu.eviction._classes.values()] == [(2, 2), (6, 0)]
 
 
+def test_a_use_while_the_first_user_runs_is_no_reuse() -> None:
+    """Pages in use cannot leave. Of the four left behind, a third request finds three, of the class that ended last."""
+    cache, _ = by_pages()
+    first = cache.run("ab", index=0, kind="chat", turn=0)
+    second = cache.run("abxy", index=1, kind="file", turn=0)
+    cache.finish(first)
+    cache.finish(second)
+    counts = {kind: (made.requests, made.continued) for (kind, _), made in cache.gpu.eviction._classes.items()}
+    assert counts == {"chat": (2, 0), "file": (4, 0)}
+    cache.use("abx", index=2, kind="chat", turn=0)
+    counts = {kind: (made.requests, made.continued) for (kind, _), made in cache.gpu.eviction._classes.items()}
+    assert counts == {"chat": (2 + 3, 0), "file": (4, 3)}
+
+
 def test_what_has_left_is_not_reused() -> None:
     _, counts = by_pages(("abc", "chat"), ("xyz", "file"), ("abc", "chat"), gpu=3)
     assert counts == {"chat": (6, 0, 0.0), "file": (3, 0, 0.0)}

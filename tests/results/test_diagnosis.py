@@ -76,7 +76,7 @@ def test_an_idle_engine_has_no_bottleneck_and_a_busy_one_is_it() -> None:
 def test_an_engine_whose_memory_is_full_lacks_room() -> None:
     """A request takes 10 of 25 pages: two run, which hold 80 %, and the others wait for room."""
     found = simulated(0.1, 100, "tiers.gpu.capacity=25pages")["diagnosis"]
-    assert found["bottleneck"] == "room" and found["text"].startswith("room on the GPU: running requests hold it during 100.00%")
+    assert found["bottleneck"] == "room" and found["text"].startswith("room on the GPU: running requests hold it during 99.99%")
 
 
 def test_drive_writes_are_bytes_of_a_day_over_the_capacity() -> None:

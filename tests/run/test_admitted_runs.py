@@ -2,7 +2,9 @@
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 import kvsim
 from kvsim.cli import main
+from kvsim.core.request import Request
 from kvsim.engine.outcome import FINISHED, SHED
 from kvsim.errors import UsageError
 from kvsim.policies.admission.base import AdmissionPolicy, ClusterLoad
@@ -25,6 +28,8 @@ from tests.run.test_scaled_runs import RULES
 GPU = ("tiers.gpu.capacity=4000pages",)
 LIMITED = (*GPU, "admission=queue_limit", "admission.waiting_requests=2")
 OBJECTIVE = "slo.ttft_s=1"
+ALONE = {name: [word for word in words if ".scope=" not in word] for name, words in RULES.items() if name != "hybrid"}
+"""For one engine."""
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +66,59 @@ def test_predictions_hold_on_an_engine_without_other_load() -> None:
         hit = int(result.outcome.hit_pages[request.index].sum()) * 16
         predicted = profile.prefill_s([(hit, request.prompt_tokens)], 0, 0)
         assert result.outcome.ttft_s[request.index] == pytest.approx(predicted, rel=1e-6)
+
+
+def written(folder: Path, requests: Sequence[tuple[float, int, int]]) -> Trace:
+    """Requests whose prompts share nothing, as (seconds, prompt tokens, tokens of the answer)."""
+    path, lines = folder / "trace.jsonl", []
+    for index, (at_s, prompt, answer) in enumerate(requests):
+        blocks = list(range(1000 * index, 1000 * index + -(-prompt // 512)))
+        lines.append({"timestamp": 1000 * at_s, "input_length": prompt, "output_length": answer, "hash_ids": blocks})
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return kvsim.load_trace(path)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_how_far_an_answer_is_follows_its_tokens(name: str, tmp_path: Path) -> None:
+    """An answer of 600 tokens, in steps that take nearly the same time; the requests that ask are refused.
+
+    With the overlap loop, the last token may be in flight.
+    """
+    heard: list[tuple[float, int, int]] = []
+
+    class Heard(AdmissionPolicy):
+        def admits(self, request: Request, load: ClusterLoad) -> bool:
+            (engine,) = load.engines
+            heard.extend((load.now, generated, engine.free_tokens) for _, generated in engine.answers)
+            return not request.index
+
+    trace = written(tmp_path, [(0.0, 1000, 600), *((0.5 * at, 10, 1) for at in range(1, 12))])
+    result = kvsim.simulate(trace, *ALONE[name], "tiers.gpu.capacity=4000pages", admission=Heard())
+    first_s, last_s = result.outcome.ttft_s[0], result.outcome.e2e_s[0]
+    assert len(heard) > 3
+    for now, generated, free in heard:
+        expected = 1 + 599 * (now - first_s) / (last_s - first_s)
+        assert expected - 3 < generated <= expected + 1
+        assert 16 * 4000 - 1600 <= free <= 16 * 4000 - 1000
+
+
+def test_the_wait_for_room_of_prefill_engines_is_not_predicted(trace: Trace) -> None:
+    line = (*GPU, "cluster.prefill=1", "cluster.decode=1", "admission=predicted_ttft", "admission.ttft_s=1")
+    with pytest.raises(UsageError, match="admission: PredictedTtft waits_for_room needs engines that compute prompts and decode"):
+        kvsim.simulate(trace, *line, "admission.waits_for_room=true")
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_fewer_are_late_if_the_wait_for_room_is_predicted(name: str, tmp_path: Path) -> None:
+    """More come than there is memory for: a third of those that were late is refused, half under kvsim's and vLLM's rules."""
+    random = Random(5)
+    trace = written(tmp_path, [(at / 25, random.randint(300, 1500), random.randint(50, 600)) for at in range(500)])
+    line = (*ALONE[name], "tiers.gpu.capacity=30000tokens", "admission=predicted_ttft", "admission.ttft_s=1")
+    late = []
+    for waits in ("false", "true"):
+        outcome = kvsim.simulate(trace, *line, f"admission.waits_for_room={waits}").outcome
+        late.append(int(np.count_nonzero(outcome.ttft_s > 1)))
+    assert late[1] < 0.75 * late[0] and late[0] > 200
 
 
 def test_a_prompt_is_computed_in_steps_beside_those_that_decode() -> None:

@@ -123,6 +123,15 @@ class RunningRequests:
         room = served.lease.held_pages * self._page_tokens - served.base
         heappush(self._needs, (room + 1, served.wake, served))
 
+    def generated(self, job: Job) -> int:
+        """Return how many tokens of a request's answer there are, without those in flight."""
+        served = self.steady.get(job)
+        return job.generated if served is None else self._generated(served)
+
+    def _generated(self, served: Served) -> int:
+        """Return how many tokens of a steady request's answer there are."""
+        return served.job.request.output_tokens - (served.ends_at - self.formed) - len(self.flight)
+
     def wake(self, some: list[Served]) -> None:
         """Make steady requests busy, with what is counted of them brought up to date, and chunks in the steps in flight."""
         flight = self.flight
@@ -131,7 +140,7 @@ class RunningRequests:
             self._computed_offset -= served.base
             job.computed = served.base + self.formed
             served.flying = served.steps_out = len(flight)
-            job.generated = job.request.output_tokens - (served.ends_at - self.formed) - len(flight)
+            job.generated = self._generated(served)
             served.wake = 0
             del self.steady[job]
             for step in reversed(flight):

@@ -99,6 +99,9 @@ class BlockSchedule(Schedule):
     def admitted(self) -> int:
         return len(self)
 
+    def generated(self, job: Job) -> int:
+        return self.running.generated(job)
+
     def takes(self, request: Request) -> bool:
         return request.pages_in_all(self.page_tokens) <= self.gpu.pool.capacity
 

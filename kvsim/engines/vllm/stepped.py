@@ -24,7 +24,7 @@ class SteppedCache(ServedCache):
 
     With ``cache_output``, full pages of answers have names. An answer that no other prompt can contain (``own_path``) gets them
     when its request leaves; until then, no request could find them. A page of any other answer gets its name when the next page
-    is taken, a step later than in vLLM.
+    is wanted, a step later than in vLLM; of several copies, the one that was named first is found.
     """
 
     def __init__(
@@ -102,12 +102,19 @@ class SteppedCache(ServedCache):
 
     def grow(self, needs: list[tuple[Lease, int]], now: float) -> Growth:
         if not self.pool.make_room(sum([pages for _, pages in needs])):
+            self._name_before_retraction(needs)
             return NO_ROOM
         for lease, pages in needs:
             self.pool.take(cast(BlockLease, lease), pages)
         if self.names_answers:
             self._name_answers([(cast(BlockLease, lease), pages) for lease, pages in needs if lease.request.own_path is None])
         return ROOM
+
+    def _name_before_retraction(self, needs: list[tuple[Lease, int]]) -> None:
+        """Name the full pages of the only answer that asks for one, and gets none: others are retracted now, and name theirs."""
+        if self.names_answers and len(needs) == 1 and needs[0][0].request.own_path is None:
+            held = cast(BlockLease, needs[0][0])
+            self.name(held, held.held_pages * self.page_tokens)
 
     def _name_answers(self, needs: list[tuple[BlockLease, int]]) -> None:
         """Name the pages of answers that were full when each of the last ``pages`` pages of a request was taken.

@@ -111,6 +111,7 @@ class WindowSteppedCache(SteppedCache):
             self._slide_before(own[0][0].turn)
             self._drop(own[0][0])
         if not self._fits_in_turn(own):
+            self._name_before_retraction(needs)
             return NO_ROOM
         for lease, _ in own:
             self._slide_before(lease.turn)
