@@ -168,8 +168,9 @@ class Cache(ServedCache):
         residency, reused = self.residency, lease.path
         lower = NO_PATH
         if not self._is_single:
-            lower = residency.first_pages(reused[lease.gpu_nodes :], load_pages)
-            reused = reused[: lease.gpu_nodes]
+            if lease.gpu_nodes < len(reused):
+                lower = residency.first_pages(reused[lease.gpu_nodes :], load_pages)
+                reused = reused[: lease.gpu_nodes]
             self._revive(reused, lease.gpu, now)
             if lower:
                 lease.loading = lower[-1]

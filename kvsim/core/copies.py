@@ -82,11 +82,12 @@ class Copies:
         pins[index] = pins[index] + 1
 
     def place_copies(self, nodes: list[Node], tier: Tier, pages: int) -> None:
-        """Give incoming copies of ``pages`` pages in all the slots that were reserved for them; they are free."""
+        """Give those of these incoming copies that have none the slots reserved for them: ``pages`` in all, which are free."""
         index, pool = tier.index, tier.pool
         tier.reserved_pages -= pages
         for node in nodes:
-            node.slots[index] = pool.take(node.pages)
+            if node.slots[index] is None:
+                node.slots[index] = pool.take(node.pages)
 
     def set_ready(self, node: Node, tier: Tier, now: float) -> None:
         """Make a copy usable, and evictable unless it is pinned."""

@@ -163,12 +163,13 @@ class Eviction:
                 first += 1
                 self._drop_victim(node, edge)
         self.make_room(lower, 0, now)
-        written = leaving[first:]
-        written.reverse()
-        if written:
+        if first:
+            del leaving[:first]
+        if leaving:
+            leaving.reverse()
             transfer = self.under_way.open(edge)
-            transfer.nodes[0:0] = written
-            self.under_way.carry(transfer, written)
+            transfer.nodes = leaving + transfer.nodes if transfer.nodes else leaving
+            self.under_way.carry(transfer, leaving)
 
     def _drop_victim(self, node: Node, edge: Edge) -> None:
         """Drop a victim that finds no room below, with everything below it in the tree."""

@@ -59,37 +59,40 @@ class LowerTiers(Transfers, Lower):
 
     def _start(self, lease: Lease, nodes: list[Node], view: View, now: float) -> Load:
         """Start reads into the tiers between, and one load from each tier next to the GPU that has or gets nodes."""
-        residency = self.residency
         sources = self._plan_reads(nodes, view)
-        reads: dict[Edge, list[Node]] = {}
-        for node, source in zip(nodes, sources, strict=True):
-            if source.between is not None:
-                reads.setdefault(source.between.edge_to(source.tier), []).append(node)
-        for edge, read in reads.items():
-            for node in read:
-                residency.reserve_copy(node, edge.upper)
-            self.eviction.make_room(edge.upper, 0, now)
-        transfers = [*self.under_way.flush()]
+        reads = self._make_room_between(nodes, sources, now)
+        transfers = self.under_way.flush()
         fetches: dict[Tier, list[Transfer]] = {}
         for edge, read in reads.items():
             fetches.setdefault(edge.upper, []).append(self._read(edge, read))
         for into in fetches.values():
-            transfers += into
-        by_edge: dict[Edge, list[Node]] = {edge: [] for edge in view.gpu.below}
-        lease.loaded = [0] * (1 + max([tier.level for tier in view.lower]))
-        for node, source in zip(nodes, sources, strict=True):
-            by_edge[view.gpu.edge_to(source.tier if source.between is None else source.between)].append(node)
+            transfers = transfers + into
+        lease.loaded = [0] * view.levels
+        for at, source in enumerate(sources):
             if source.tier.level > 1:
-                lease.loaded[source.tier.level] += node.pages
-            self._take_request_slots(lease, node)
+                lease.loaded[source.tier.level] += nodes[at].pages
+            self._take_request_slots(lease, nodes[at])
         loads: list[Transfer] = []
-        for edge, loaded in by_edge.items():
+        for edge in view.gpu.below:
+            loaded = [nodes[at] for at, source in enumerate(sources) if source.load is edge]
             if loaded:
-                before = fetches.get(edge.lower)
-                load = Transfer(edge, loaded, goes_down=False, after=[*before] if before else None)
+                load = Transfer(edge, loaded, goes_down=False, after=fetches.get(edge.lower))
                 load.begun = not load.after
                 loads.append(self.under_way.start(load))
         return Load(transfers + loads, loads, 0)
+
+    def _make_room_between(self, nodes: list[Node], sources: list[Source], now: float) -> dict[Edge, list[Node]]:
+        """Reserve slots in the tiers between, and make room there, for nodes that pass through them. Returns these by the edge
+        over which they are read."""
+        reads: dict[Edge, list[Node]] = {}
+        for at, source in enumerate(sources):
+            if source.read is not None:
+                reads.setdefault(source.read, []).append(nodes[at])
+        for edge, read in reads.items():
+            for node in read:
+                self.residency.reserve_copy(node, edge.upper)
+            self.eviction.make_room(edge.upper, 0, now)
+        return reads
 
     def _plan_reads(self, nodes: list[Node], view: View) -> list[Source]:
         """Return where each node is read from; shorten ``nodes`` to those that have room on the way."""
@@ -183,7 +186,8 @@ class LowerTiers(Transfers, Lower):
                 break
             source = view.source_of(node)
             if source is not None and source.between is not None and source.between is view.fetches_to:
-                edge = source.between.edge_to(source.tier)
+                edge = source.read
+                assert edge is not None
                 if reads and edge is not reads[0][1]:
                     break
                 if node.pages > pages:

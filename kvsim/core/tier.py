@@ -8,7 +8,7 @@ from kvsim.core.pool import Pool
 from kvsim.core.questions import Eviction, Placement
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
-from kvsim.core.tree import Node
+from kvsim.core.tree import Carrier, Node
 from kvsim.pages.extents import Extent
 
 GPU: Final = 0
@@ -152,6 +152,10 @@ class Edge:
         lower.above.append(self)
         self.leaving: list[Node] = []
         """Victims of the current eviction pass that will be written down at its end, in order of eviction."""
+        self.opened: Carrier | None = None
+        """The write-down that has been decided on and not yet handed out."""
+        self.departing: list[Carrier] = []
+        """Write-downs handed out but not yet ended, oldest first."""
         self.inserted_at_early_write = 0
         """``inserted_pages`` of the upper tier when pages were last written early."""
         self._policy: Any = placement

@@ -51,11 +51,9 @@ class Transfers:
         while True:
             if self.residency.doomed:
                 self._leave_out_doomed(transfer)
-            unplaced: list[Node] = []
             pages = 0
             for node in transfer.nodes:
                 if node.slots[index] is None:
-                    unplaced.append(node)
                     pages += node.pages
             if target.pool.free >= pages:
                 break
@@ -65,9 +63,9 @@ class Transfers:
                     return Begin(False, waits)
                 continue
             self.counts.no_room_pages += pages
-            for node in unplaced:
+            for node in [node for node in transfer.nodes if node.slots[index] is None]:
                 self._fail(transfer, node)
-        self.residency.place_copies(unplaced, target, pages)
+        self.residency.place_copies(transfer.nodes, target, pages)
         transfer.begun = True
         return RUN
 

@@ -1,5 +1,7 @@
 """The transfers of a cache: those decided on, and those handed out and not yet ended."""
 
+from typing import cast
+
 from kvsim.core.residency import Residency
 from kvsim.core.tier import Edge, Tier
 from kvsim.core.transfer import NO_TRANSFERS, Transfer
@@ -11,54 +13,56 @@ class UnderWay:
 
     def __init__(self, residency: Residency, edges: list[Edge]) -> None:
         self.residency = residency
-        self.edges = edges
-        """From the top down: an edge comes before the edges below its lower tier."""
+        self._bottom_up = edges[::-1]
+        """An edge comes after the edges below its lower tier."""
         self.in_flight: dict[Transfer, None] = {}
         """Transfers handed out but not yet ended, in order of creation."""
-        self.opened: dict[Edge, Transfer] = {}
-        """Write-downs decided on but not yet handed out."""
-        self._departing: dict[Edge, list[Transfer]] = {edge: [] for edge in edges}
-        """Write-downs handed out but not yet ended, oldest first."""
+        self._has_opened = False
+        """Whether an edge may have a write-down that is not yet handed out."""
 
     def open(self, edge: Edge) -> Transfer:
         """Return the transfer that collects write-downs over an edge, creating it if need be."""
-        transfer = self.opened.get(edge)
-        if transfer is None:
-            transfer = self.opened[edge] = Transfer(edge, [], goes_down=True)
-        return transfer
+        if edge.opened is None:
+            edge.opened = Transfer(edge, [], goes_down=True)
+            self._has_opened = True
+        return cast(Transfer, edge.opened)
 
     def carry(self, transfer: Transfer, nodes: list[Node]) -> None:
         """Record that a transfer carries nodes. Target copies, pinned already, stay until the end, as do source copies that are
         not leaving."""
         source, target = transfer.source, transfer.target
+        alone: tuple[Transfer, ...] = (transfer,)
         for node in nodes:
-            node.transfers += (transfer,)
+            node.transfers = node.transfers + alone if node.transfers else alone
             transfer.pins.append((node, target.index))
             if node.state[source.index] != LEAVING:
                 self.keep(transfer, node, source)
 
     def flush(self) -> list[Transfer]:
         """Return the write-downs decided on since the last call, the lowest edge first: each frees room for the next."""
-        if not self.opened:
+        if not self._has_opened:
             return NO_TRANSFERS
         flushed: list[Transfer] = []
-        for edge in reversed(self.edges):
-            transfer = self.opened.get(edge)
-            if transfer is not None and transfer.nodes:
-                flushed.append(transfer)
-                self.in_flight[transfer] = None
-                self._departing[edge].append(transfer)
-        self.opened.clear()
+        for edge in self._bottom_up:
+            if edge.opened is not None:
+                transfer = cast(Transfer, edge.opened)
+                edge.opened = None
+                if transfer.nodes:
+                    flushed.append(transfer)
+                    self.in_flight[transfer] = None
+                    edge.departing.append(transfer)
+        self._has_opened = False
         return flushed
 
     def start(self, transfer: Transfer) -> Transfer:
         """Register an upward transfer of nodes on one path; their incoming copies in the target must exist."""
         residency = self.residency
         residency.version += 1
+        alone: tuple[Transfer, ...] = (transfer,)
         for node in transfer.nodes:
             if residency.prompts is not None:
                 residency.prompts.changed(node.runs)
-            node.transfers += (transfer,)
+            node.transfers = node.transfers + alone if node.transfers else alone
         last = transfer.nodes[-1]
         self.keep(transfer, last, transfer.target)
         if last.state[transfer.source.index] != LEAVING:
@@ -76,12 +80,12 @@ class UnderWay:
         one in flight from this tier. Empty if there is none."""
         transfers = self.flush()
         for edge in tier.below:
-            if self._departing[edge]:
-                return [*transfers, self._departing[edge][0]]
+            if edge.departing:
+                return [*transfers, cast(Transfer, edge.departing[0])]
         return transfers
 
     def end(self, transfer: Transfer) -> None:
         """Take out a transfer that has ended."""
         del self.in_flight[transfer]
         if transfer.goes_down:
-            self._departing[transfer.edge].remove(transfer)  # nearly always the first
+            transfer.edge.departing.remove(transfer)  # nearly always the first

@@ -8,11 +8,15 @@ from kvsim.core.tree import READY, Node
 class Source:
     """A tier that a GPU tier can be given pages from, and the tier between, which they pass through; None: directly."""
 
-    __slots__ = ("between", "tier")
+    __slots__ = ("between", "load", "read", "tier")
 
-    def __init__(self, tier: Tier, between: Tier | None) -> None:
-        self.tier = tier
-        self.between = between
+    def __init__(self, load: Edge, read: Edge | None = None) -> None:
+        self.load = load
+        """The edge over which the GPU gets them."""
+        self.read = read
+        """The edge over which they come into the tier between."""
+        self.tier = load.lower if read is None else read.lower
+        self.between = None if read is None else load.lower
 
 
 class View:
@@ -26,11 +30,13 @@ class View:
             self.edges += [below for below in edge.lower.below if below not in self.edges]
         self.copying: list[Edge] = [edge for edge in self.edges if edge.copies_after_use]
         """Those over which pages may be copied after a request has used them."""
-        self.sources: list[Source] = [Source(edge.lower, None) for edge in gpu.below]
+        self.sources: list[Source] = [Source(edge) for edge in gpu.below]
         """In order of preference."""
         for edge in gpu.below:
-            self.sources += [Source(below.lower, edge.lower) for below in edge.lower.below]
+            self.sources += [Source(edge, below) for below in edge.lower.below]
         self.lower: list[Tier] = list(dict.fromkeys([source.tier for source in self.sources]))
+        self.levels = 1 + max([tier.level for tier in self.lower], default=0)
+        """Number of levels down to the deepest of these tiers."""
         between = [source.between for source in self.sources if source.between is not None]
         self.fetches_to: Tier | None = between[0] if between else None
         """The tier that prefetch reads into; None if there is none."""
@@ -49,7 +55,7 @@ class View:
         for node in lease.path[lease.gpu_nodes :]:
             source = self.source_of(node)
             if source is not None and source.between is not None and source.between is self.fetches_to:
-                return source.between.edge_to(source.tier)
+                return source.read
         return None
 
     def room_to_fetch(self, lease: Lease) -> int:

@@ -355,14 +355,14 @@ class StateStore:
         between = source.between
         read: list[Transfer] = []
         before: list[Transfer] = []
-        if between is not None:
+        if between is not None and source.read is not None:
             if not self._eviction.make_room(between, self.units, now):
                 return []
             residency.reserve_copy(node, between)
             before = self._under_way.flush()
-            read = [self._under_way.start(Transfer(between.edge_to(source.tier), [node], goes_down=False))]
+            read = [self._under_way.start(Transfer(source.read, [node], goes_down=False))]
         residency.add_copy(node, self.gpu, INCOMING, slots)
-        load = Transfer(self.gpu.edge_to(between or source.tier), [node], goes_down=False, after=read)
+        load = Transfer(source.load, [node], goes_down=False, after=read)
         load.begun = not read
         return [*before, *read, self._under_way.start(load)]
 

@@ -139,10 +139,10 @@ class Swaps(LowerTiers):
     def store(self, edge: Edge, lease: SwapLease, now: float) -> list[Transfer]:
         """Begin to write a finished request's path to storage, and end the request with that; at once if nothing is written."""
         self._offer(edge, lease.node, now)
-        write = self.under_way.opened.get(edge)
-        if write is None:
+        if edge.opened is None:
             self.end(lease)
         else:
+            write = self.under_way.open(edge)
             write.request = lease.request
             self._writing[write] = lease
         return self.under_way.flush()
