@@ -62,9 +62,9 @@ def test_a_sample_is_of_leaves_only_and_forgets_the_others() -> None:
     cache = filled(RandomCompute(samples=2), *"abcdefghij", gpu=10)
     lease = cache.run("a")
     assert all(node in offered(cache.gpu.eviction, 99.0) for node in cache.tree.root.descendants() if node.is_evictable(0))
-    assert cache.node("a") not in cache.gpu.eviction._leaves.places
+    assert cache.node("a") not in cache.gpu.eviction._leaves.of
     cache.finish(lease)
-    assert cache.node("a") in cache.gpu.eviction._leaves.places
+    assert cache.node("a") in cache.gpu.eviction._leaves.of
 
 
 def test_settings_and_a_model_are_needed() -> None:
