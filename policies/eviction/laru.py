@@ -233,6 +233,8 @@ class LearningAugmented(EvictionPolicy):
         entries = self._candidates()
         lowest, least, gap_s = None, inf, self._first_gap_s()
         for entry in entries:
+            if not self._is_current(entry):
+                continue
             score = self._score(entry.node, now, gap_s)
             if lowest is None or score < least or score == least and entry.used_s < lowest.used_s:
                 lowest, least = entry, score
@@ -241,7 +243,7 @@ class LearningAugmented(EvictionPolicy):
         return None if lowest is None else lowest.node
 
     def _candidates(self) -> list[Entry]:
-        """Return the leaves to compare, and say whether that is a prediction."""
+        """Return the entries to compare, and note whether that is a prediction."""
         line = self._line
         while line and not self._is_current(line[0]):
             del line[0]
@@ -249,9 +251,9 @@ class LearningAugmented(EvictionPolicy):
         self._predicted = count > 1
         self._by_use = False
         if count > self.samples:
-            numbers = self._draws.take(self.samples)
-            size = float(min(count, len(line)))
-            entries = [line[int(number * size)] for number in numbers]
-        else:
-            entries = line[:count]
-        return [entry for entry in entries if self._is_current(entry)]
+            draws, size, samples = self._draws, min(count, len(line)), self.samples
+            drawn: list[Entry] = []
+            while len(drawn) < samples:
+                drawn.append(line[draws.place(size)])
+            return drawn
+        return line[:count]

@@ -1,46 +1,60 @@
 """The leaves of a tier, for policies that draw some of them."""
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from kvsim.core.tree import Node
 
+if TYPE_CHECKING:
+    from mypy_extensions import i64  # an int that compiled code does not box
+
 AHEAD: Final = 1024
 """Numbers drawn at once: a call of numpy for each victim takes longer than to compare its leaves."""
+BITS: Final = 24
+"""The first bits of a number say which place it stands for, nearly always."""
 UNKNOWN: Final = 0.0
-"""What a leaf is worth before its policy has asked."""
+"""When a leaf is used next before its policy has asked."""
 
 
 class Draws:
-    """Numbers of a generator, from 0 to below 1, in the order in which it would draw them one by one."""
+    """Places in lists, drawn by numbers of a generator from 0 to below 1 in its order: int(number * size).
 
-    __slots__ = ("_at", "_numbers", "_rng")
+    The numbers stay in their array, and their first bits are read as bytes: an object for each would take most of a draw's time.
+    """
+
+    __slots__ = ("_at", "_bits", "_numbers", "_rng")
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
-        self._numbers: list[float] = []
-        self._at = 0
-        """Those that have been taken."""
+        self._numbers = np.zeros(0)
+        self._bits = b""
+        """Of each number, in four bytes."""
+        self._at: i64 = AHEAD - 1
+        """The number that was taken last."""
 
-    def next(self) -> float:
-        """Return the next number."""
-        at = self._at
-        if at == len(self._numbers):
-            self._numbers = self._rng.random(AHEAD).tolist()
-            at = 0
-        self._at = at + 1
-        return self._numbers[at]
+    def place(self, size: int) -> int:
+        """Take the next number. Returns its place in a list of this size."""
+        self._at += 1
+        if self._at == AHEAD:
+            self._numbers = self._rng.random(AHEAD)
+            self._bits = (self._numbers * float(1 << BITS)).astype("<u4").tobytes()
+            self._at = 0
+        return self.place_again(size)
 
-    def take(self, count: int) -> list[float]:
-        """Return the next ``count`` numbers."""
-        end = self._at + count
-        while end > len(self._numbers):
-            self._numbers = self._numbers[self._at :] + self._rng.random(AHEAD).tolist()
-            self._at, end = 0, count
-        numbers = self._numbers[self._at : end]
-        self._at = end
-        return numbers
+    def place_again(self, size: int) -> int:
+        """Return the place of the number that was taken last in a list of this size."""
+        bits = self._bits
+        at: i64 = 4 * self._at
+        low: i64 = bits[at]
+        middle: i64 = bits[at + 1]
+        high: i64 = bits[at + 2]
+        first: i64 = low | middle << 8 | high << 16
+        count: i64 = size
+        place: i64 = first * count >> BITS
+        if place == (first + 1) * count >> BITS:
+            return place
+        return int(float(self._numbers[self._at]) * float(size))  # the other bits decide
 
 
 class Leaf:
@@ -112,7 +126,7 @@ class Leaves:
         del self.of[leaf.node]
 
     def sample(self, count: int) -> list[Leaf]:
-        """Return all leaves or, if there are more, ``count`` drawn with replacement. Removes what is none any more where it is met."""
+        """Return all leaves or, if there are more, ``count`` drawn with replacement. Removes those that it meets and are none."""
         leaves = self.all
         if len(leaves) > count:
             leaves = self._draw(count)
@@ -125,29 +139,21 @@ class Leaves:
         return leaves
 
     def _draw(self, count: int) -> list[Leaf]:
-        """Draw leaves. After one that is none any more has been removed, the same number draws again, and those after it."""
+        """Draw leaves. A number that meets one that is none any more draws again from the others."""
+        everything, draws = self.all, self._draws
         drawn: list[Leaf] = []
-        everything, numbers = self.all, self._draws.take(count)
-        while everything:
-            size = float(len(everything))
-            leaves = [everything[int(number * size)] for number in numbers]
-            good = count_leaves(leaves)
-            if good == len(leaves):
-                return drawn + leaves if drawn else leaves
-            self.remove(leaves[good])
-            drawn += leaves[:good]
-            numbers = numbers[good:]
+        left = count
+        while left:
+            left -= 1
+            place = draws.place(len(everything))
+            while everything:
+                leaf = everything[place]
+                if leaf.is_leaf:
+                    drawn.append(leaf)
+                    break
+                self.remove(leaf)
+                place = draws.place_again(len(everything))
         return drawn
-
-
-def count_leaves(leaves: list[Leaf]) -> int:
-    """Return how many there are before the first one that is no leaf any more."""
-    count = 0
-    for leaf in leaves:
-        if not leaf.is_leaf:
-            break
-        count += 1
-    return count
 
 
 def least_recently_used(leaves: list[Leaf]) -> Leaf:
@@ -174,11 +180,9 @@ class Pool:
             self.members.add(node)
             self.nodes.append(node)
 
-    def take(self, fraction: float) -> Node:
-        """Remove the node at a fraction, from 0 to below 1, of the list, and return it; the last one takes its place."""
+    def take(self, place: int) -> Node:
+        """Remove the node at this place of the list, and return it; the last one takes its place."""
         nodes = self.nodes
-        count = float(len(nodes))
-        place = int(fraction * count)
         node, last = nodes[place], nodes.pop()
         if last is not node:
             nodes[place] = last

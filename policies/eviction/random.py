@@ -35,7 +35,7 @@ class Random(EvictionPolicy):
             if self._drawn is None:
                 if not self._leaves.nodes:
                     break
-                self._drawn = self._leaves.take(self._draws.next())
+                self._drawn = self._leaves.take(self._draws.place(len(self._leaves.nodes)))
             node = self._drawn
             if node.is_evictable(self.tier):
                 yield node

@@ -29,6 +29,7 @@ class SampledEviction(EvictionPolicy):
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
         self._leaves = Leaves(self.tier, context.rng)
+        self._scores_at_once = type(self).scores is not SampledEviction.scores
 
     @abstractmethod
     def score(self, node: Node, now: float) -> float:
@@ -41,7 +42,9 @@ class SampledEviction(EvictionPolicy):
     def lowest(self, leaves: list[Leaf], now: float) -> Leaf:
         """Return the leaf of the lowest score; for policies that find it without asking for each score."""
         tier, lowest, least = self.tier, leaves[0], inf
-        for leaf, score in zip(leaves, self.scores([leaf.node for leaf in leaves], now), strict=True):
+        scores = self.scores([leaf.node for leaf in leaves], now) if self._scores_at_once else None
+        for at, leaf in enumerate(leaves):
+            score = self.score(leaf.node, now) if scores is None else scores[at]
             if score < least or score == least and leaf.node.last_used_in(tier) < lowest.node.last_used_in(tier):
                 lowest, least = leaf, score
         return lowest
