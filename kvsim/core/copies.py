@@ -68,7 +68,7 @@ class Copies:
         node.set_state(index, state)
         node.copies += 1
         node.slots[index] = slots
-        self._count_child(node, index)
+        self._count_child(node, tier)
 
     def reserve_copy(self, node: Node, tier: Tier) -> None:
         """Add an incoming copy, to be filled by a transfer, and reserve its slots."""
@@ -111,6 +111,8 @@ class Copies:
 
     def leave(self, node: Node, tier: Tier) -> None:
         """Mark an evictable copy as leaving: it will be written to the tier below, then freed."""
+        if tier.wants_unevictable:
+            self._tell_unevictable(node, tier)
         node.set_state(tier.index, LEAVING)
         if self.prompts is not None:
             self.prompts.changed(node.runs)
@@ -126,7 +128,7 @@ class Copies:
         """Make a leaving copy ready again."""
         tier.leaving_pages -= node.pages
         tier.inserted_pages -= node.pages  # it was never evicted, and set_ready counts it again
-        self._count_child(node, tier.index)
+        self._count_child(node, tier)
         self.set_ready(node, tier, now)
 
     def free(self, node: Node, tier: Tier) -> None:
@@ -135,6 +137,8 @@ class Copies:
         if self.prompts is not None:
             self.prompts.changed(node.runs)
         index = tier.index
+        if tier.wants_unevictable:
+            self._tell_unevictable(node, tier)
         node.set_state(index, ABSENT)
         node.copies -= 1
         tier.evictable_pages -= node.pages
@@ -212,10 +216,17 @@ class Copies:
             self.on_leave(node, tier)
 
     @staticmethod
-    def _count_child(node: Node, index: int) -> None:
+    def _tell_unevictable(node: Node, tier: Tier) -> None:
+        """Notify the policy of a tier, before an evictable node is pinned there, gets a child or leaves."""
+        if node.is_evictable(tier.index):
+            tier.eviction.on_unevictable(node)
+
+    def _count_child(self, node: Node, tier: Tier) -> None:
         """Count a node among its parent's children in a tier."""
-        parent = node.parent
+        parent, index = node.parent, tier.index
         assert parent is not None
+        if tier.wants_unevictable:
+            self._tell_unevictable(parent, tier)
         children_in = parent.own_children_in()
         children_in[index] = children_in[index] + 1
 
@@ -278,6 +289,8 @@ class Copies:
             tier.evicted_pages += node.pages
             if not node.pins[index]:
                 tier.evictable_pages -= node.pages
+                if tier.wants_unevictable:
+                    self._tell_unevictable(node, tier)
             self._notify_removed(node, tier)
         if node.slots[index] is None:
             tier.reserved_pages -= node.pages

@@ -82,6 +82,9 @@ class Eviction(metaclass=ABCMeta):
     def on_evictable(self, node: Node) -> None:
         """Called when a node has become evictable: it has lost its last pin, or its last child in the tier."""
 
+    def on_unevictable(self, node: Node) -> None:
+        """Called when an evictable node is about to be pinned, to get a child in the tier, or to leave it, also as a victim."""
+
     def note_path(self, node: Node, note: Any) -> None:
         """Store one note with a node, all nodes above it and the states beside them, when the request that used them finishes.
 

@@ -170,6 +170,8 @@ class Residency(Copies):
         for tier in copied:
             index = tier.index
             child.slots[index] = tier.pool.join(node.slots[index], child.slots[index])
+            if tier.wants_unevictable:
+                self._tell_unevictable(node, tier)
             if tier.wants_merges:
                 tier.eviction.on_merge(node, child)
         self.tree.join(node, child)
@@ -202,7 +204,7 @@ class Residency(Copies):
         index = tier.index
         node.slots[index] = slots
         node.own_pins()[index] = 1
-        self._count_child(node, index)
+        self._count_child(node, tier)
         if self._has_several_gpus:
             node.own_uses = {index: (now, 1, node.created)}
         self.set_ready(node, tier, now)
@@ -212,9 +214,11 @@ class Residency(Copies):
 
     def pin_path(self, path: list[Node], tier: Tier, pages: int) -> None:
         """Pin a path of ``pages`` pages from the root, all of which the tier has."""
-        index = tier.index
+        index, wants_unevictable = tier.index, tier.wants_unevictable
         pinned_pages = 0
         for node in path:
+            if wants_unevictable:
+                self._tell_unevictable(node, tier)
             pins = node.own_pins()
             if pins[index]:
                 pinned_pages = node.depth + node.pages
@@ -238,6 +242,8 @@ class Residency(Copies):
     def pin_alone(self, node: Node, tier: Tier) -> None:
         """Pin a node in a tier, but nothing above it, which is pinned already or needs no pin."""
         index = tier.index
+        if tier.wants_unevictable:
+            self._tell_unevictable(node, tier)
         pins = node.own_pins()
         if not pins[index] and node.state[index] == READY:
             tier.evictable_pages -= node.pages
@@ -261,6 +267,8 @@ class Residency(Copies):
         """Pass over a victim as if it had been evicted, so that its parent can be offered next; ``take_back`` undoes it."""
         parent, index = node.parent, tier.index
         assert parent is not None
+        if tier.wants_unevictable:
+            self._tell_unevictable(node, tier)
         node.own_pins()[index] += 1
         parent.own_children_in()[index] -= 1
         if parent.is_evictable(index):
@@ -271,17 +279,19 @@ class Residency(Copies):
         index = tier.index
         for node in passed:
             node.pins[index] -= 1
-            self._count_child(node, index)
+            self._count_child(node, tier)
         for node in passed:
             if not node.children_in[index]:
                 tier.eviction.on_evictable(node)
 
     def pin(self, node: Node, tier: Tier) -> None:
         """Keep the node and everything above it in a tier."""
-        index = tier.index
+        index, wants_unevictable = tier.index, tier.wants_unevictable
         evictable = 0
         parent = node.parent
         while parent is not None:
+            if wants_unevictable:
+                self._tell_unevictable(node, tier)
             pins = node.own_pins()
             if not pins[index] and node.state[index] == READY:
                 evictable += node.pages

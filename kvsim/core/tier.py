@@ -84,6 +84,7 @@ class Tier:
         self.wants_merges = overrides(eviction, "on_merge")
         self.wants_removals = overrides(eviction, "on_remove")
         self.wants_shortenings = overrides(eviction, "on_shorten")
+        self.wants_unevictable = overrides(eviction, "on_unevictable")
         self.may_shorten = self.wants_shortenings or not self.wants_removals
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.foresight import NEVER, Foresight
+from kvsim.policies.eviction.leaves import UNKNOWN, Leaf
 from kvsim.policies.eviction.sampled import PageFlops, SampledEviction
 
 
@@ -57,6 +58,29 @@ class BeladyCompute(SampledEviction):
 
     def on_request(self, request: Request, now: float) -> None:
         self._latest = max(self._latest, request.index)
+        if self._future.has_resets:  # what is used next may no longer be lost before
+            for leaf in self._leaves.all:
+                leaf.due = UNKNOWN
+
+    def on_hit(self, node: Node, now: float) -> None:
+        self._leaves.use(node)
+
+    def lowest(self, leaves: list[Leaf], now: float) -> Leaf:
+        latest, lowest, least = float(self._latest), leaves[0], inf
+        for leaf in leaves:
+            score = (latest - leaf.due) / leaf.worth
+            if score >= 0:  # its next use has come, or is unknown
+                score = self._look_ahead(leaf)
+            if score < least or score == least and leaf.used_s < lowest.used_s:
+                lowest, least = leaf, score
+        return lowest
+
+    def _look_ahead(self, leaf: Leaf) -> float:
+        """Note when a leaf is used next, and what that saves; return its score."""
+        use = self._use(leaf.node)
+        score = self.score(leaf.node, 0.0)
+        leaf.due, leaf.worth = (inf, 1.0) if score == -inf else (float(use.following), use.flops)
+        return score
 
     def score(self, node: Node, now: float) -> float:
         use = self._use(node)

@@ -29,7 +29,7 @@ class Foresight:
         resets = accumulate(len(request.resets) for request in requests)
         self._resets: dict[int, int] = {request.index: number for request, number in zip(requests, resets, strict=True)}
         """For each request, the resets up to its arrival."""
-        self._has_resets = any(request.resets for request in requests)
+        self.has_resets = any(request.resets for request in requests)
         self._owners: list[int] = indices[first.request[order]].tolist()
         uses = next_uses(paths)
         self._ends: dict[int, list[int]] = {request.index: [] for request in requests}
@@ -43,7 +43,7 @@ class Foresight:
 
     def is_lost(self, request: int, user: int) -> bool:
         """Whether the cache is reset after a request (NEVER: from the beginning on) and before a later one."""
-        return self._has_resets and self._resets.get(request, 0) != self._resets[user]
+        return self.has_resets and self._resets.get(request, 0) != self._resets[user]
 
     def first_user(self, page: int) -> int:
         """Return the first request that has a page; NEVER if none has it."""

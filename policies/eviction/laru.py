@@ -7,10 +7,12 @@ from math import ceil, inf
 from kvsim.core.request import Request
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import READY, Node
+from kvsim.numbers import Whole, check_settings
 from kvsim.pages.extent_order import ExtentOrder
 from kvsim.pages.extents import Extent, last_pages
 from kvsim.policies.context import PolicyContext
-from kvsim.policies.eviction.sampled import SampledEviction
+from kvsim.policies.eviction.base import EvictionPolicy
+from kvsim.policies.eviction.leaves import Draws
 
 
 class Use:
@@ -36,6 +38,15 @@ class Entry:
         self.node = node
 
 
+def use_of(node: Node, tier: int) -> Use | None:
+    """Return what is noted with a node."""
+    notes = node.notes
+    if isinstance(notes, list):  # so that compiled code need not ask what it is an item of
+        use: Use | None = notes[tier]
+        return use
+    return None
+
+
 def first_after(line: list[Entry], used_s: float, end: int) -> int:
     """Return the place in a line behind all leaves used before, and all of that time that end at this depth or deeper."""
     low, high = 0, len(line)
@@ -51,7 +62,7 @@ def first_after(line: list[Entry], used_s: float, end: int) -> int:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
-class LearningAugmented(SampledEviction):
+class LearningAugmented(EvictionPolicy):
     """LARU: evicts what is predicted to be used last, among fewer of the least recently used pages the more it is wrong.
 
     candidates  the first lambda of all leaves by last use, at least one; the one that is predicted to be used last leaves
@@ -69,7 +80,7 @@ class LearningAugmented(SampledEviction):
     samples: int = 64
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_settings(self, Whole(1), "samples")
         self.share = 1.0
         """lambda."""
         self.phase = 0
@@ -81,8 +92,6 @@ class LearningAugmented(SampledEviction):
         self._compact_at = 64
         self._by_use = False
         """Whether the next victim is LRU's."""
-        self._candidates = 0
-        """Leaves from the beginning of the line that are compared, or drawn from."""
         self._offered: Node | None = None
         self._predicted = False
         """Whether the node that was offered was chosen by prediction."""
@@ -93,6 +102,7 @@ class LearningAugmented(SampledEviction):
 
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
+        self._draws = Draws(context.rng)
         self._left = ExtentOrder()
         """What has left by choice in this phase: (by prediction, used in this phase)."""
         if context.capacity_pages is not None:
@@ -117,11 +127,11 @@ class LearningAugmented(SampledEviction):
             self._note(part, now)
 
     def _phase_of(self, node: Node) -> int:
-        use: Use | None = node.notes[self.tier]
+        use = use_of(node, self.tier)
         return -1 if use is None else use.phase
 
     def _note(self, node: Node, now: float) -> None:
-        before: Use | None = node.notes[self.tier]
+        before = use_of(node, self.tier)
         gap_s = 0.0
         if before is None:
             self._seen += 1
@@ -136,12 +146,17 @@ class LearningAugmented(SampledEviction):
 
     def score(self, node: Node, now: float) -> float:
         """Return minus the seconds until the node is predicted to be used."""
-        use: Use | None = node.notes[self.tier]
+        return self._score(node, now, self._first_gap_s())
+
+    def _first_gap_s(self) -> float:
+        """Return the time between uses that is predicted after the first one."""
+        return self._gap_s * float(self._seen + 2) / float(self._again + 1)
+
+    def _score(self, node: Node, now: float, first_gap_s: float) -> float:
+        use = use_of(node, self.tier)
         if use is None:
             return inf
-        gap_s = use.gap_s
-        if not gap_s:
-            gap_s = self._gap_s * float(self._seen + 2) / float(self._again + 1)
+        gap_s = use.gap_s if use.gap_s else first_gap_s
         past_s = now - use.at_s
         return past_s - gap_s if past_s <= gap_s else -past_s
 
@@ -214,24 +229,31 @@ class LearningAugmented(SampledEviction):
             place -= 1
 
     def _lowest(self, now: float) -> Node | None:
-        lowest = super()._lowest(now)
+        """Return the candidate that is predicted to be used last; None if there is no leaf."""
+        entries = self._candidates()
+        lowest, least, gap_s = None, inf, self._first_gap_s()
+        for entry in entries:
+            if not self._is_current(entry):
+                continue
+            score = self._score(entry.node, now, gap_s)
+            if lowest is None or score < least or score == least and entry.used_s < lowest.used_s:
+                lowest, least = entry, score
         if lowest is None and self._line:
-            return self._line[0].node  # all that were drawn are out of date
-        return lowest
+            lowest = self._line[0]  # all that were drawn are out of date
+        return None if lowest is None else lowest.node
 
-    def _count_candidates(self) -> int:
+    def _candidates(self) -> list[Entry]:
+        """Return the entries to compare, and note whether that is a prediction."""
         line = self._line
         while line and not self._is_current(line[0]):
             del line[0]
         count = 1 if self._by_use else ceil(self.share * float(len(line)))
         self._predicted = count > 1
         self._by_use = False
-        self._is_drawing = count > self.samples
-        self._candidates = min(count, len(line))
-        return self.samples if self._is_drawing else self._candidates
-
-    def _candidate(self, at: int) -> Node | None:
-        if self._is_drawing:
-            at = int(self._draws.next() * float(self._candidates))
-        entry = self._line[at]
-        return entry.node if self._is_current(entry) else None
+        if count > self.samples:
+            draws, size, samples = self._draws, min(count, len(line)), self.samples
+            drawn: list[Entry] = []
+            while len(drawn) < samples:
+                drawn.append(line[draws.place(size)])
+            return drawn
+        return line[:count]

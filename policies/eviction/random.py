@@ -7,7 +7,7 @@ from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import Node
 from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.base import EvictionPolicy
-from kvsim.policies.eviction.leaves import Draws, Leaves
+from kvsim.policies.eviction.leaves import Draws, Pool
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -19,7 +19,7 @@ class Random(EvictionPolicy):
     """
 
     def __post_init__(self) -> None:
-        self._leaves = Leaves()
+        self._leaves = Pool()
         self._drawn: Node | None = None
 
     def bind(self, context: PolicyContext) -> None:
@@ -35,8 +35,7 @@ class Random(EvictionPolicy):
             if self._drawn is None:
                 if not self._leaves.nodes:
                     break
-                self._drawn = self._leaves.at(self._draws.next())
-                self._leaves.remove(self._drawn)
+                self._drawn = self._leaves.take(self._draws.place(len(self._leaves.nodes)))
             node = self._drawn
             if node.is_evictable(self.tier):
                 yield node

@@ -63,6 +63,6 @@ class RandomLeaf(EvictionPolicy):
                     return None
                 self._phase += 1
                 self._unmarked, self._marked = self._marked, self._unmarked
-            node = self._unmarked.take(self._draws.next())
+            node = self._unmarked.take(self._draws.place(len(self._unmarked.nodes)))
             if node.is_evictable(tier) and self._phase_of(node) != self._phase:
                 return node

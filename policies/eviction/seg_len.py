@@ -7,6 +7,7 @@ from math import inf
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import READY, Node
 from kvsim.numbers import Real, check_settings
+from kvsim.policies.eviction.leaves import Leaf, least_recently_used
 from kvsim.policies.eviction.sampled import SampledEviction
 
 
@@ -30,6 +31,17 @@ class SegmentLength(SampledEviction):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_settings(self, Real(least=0, most=1), "weight")
+        self._has_states = False
+        """Whether there has been a state."""
+
+    def on_hit(self, node: Node, now: float) -> None:
+        self._leaves.use(node)
+
+    def on_insert(self, node: Node, now: float) -> None:
+        self._has_states = self._has_states or node.is_state
+
+    def lowest(self, leaves: list[Leaf], now: float) -> Leaf:
+        return super().lowest(leaves, now) if self._has_states else least_recently_used(leaves)
 
     def state_of(self, pages: Node) -> Node | None:
         """Return the state after a node's pages, if it is usable in this tier."""

@@ -44,6 +44,7 @@ from kvsim.policies.placement.write_back import WriteBack
 from kvsim.policies.placement.write_through import WriteThrough
 from kvsim.policies.placement.write_through_selective import WriteThroughSelective
 from kvsim.substrate.hardware.disk.restore import restore
+from tests.core.knowing import Knowing
 from tests.core.small import SmallCache, Watched, make_tiers
 from tests.workloads import make_request, pages_of
 
@@ -56,7 +57,7 @@ QUEUES: list[Callable[[], Any]] = [
     lambda: WTinyLFU(window=0.3),
     lambda: SegmentedLRU(segments="sized", protected_fraction=0.5),
 ]
-EVICTIONS: list[Callable[[], Any]] = [LRU, FIFO, LFU, SegmentedLRU, Random]
+EVICTIONS: list[Callable[[], Any]] = [LRU, FIFO, LFU, SegmentedLRU, Random, Knowing]
 PLACEMENTS: list[Callable[[], Any]] = [
     WriteThrough,
     WriteThroughSelective,
@@ -576,6 +577,13 @@ class CacheMachine(RuleBasedStateMachine):
                 leaves = {node for node in nodes if node.is_evictable(tier.index)}
                 assert leaves <= {leaf.node for queue in policy.leaves for leaf in queue.all()}
                 assert policy.ghosts.pages <= 10 * policy.capacity_pages
+
+    @invariant()
+    def policies_are_told_what_is_evictable(self) -> None:
+        nodes = list(self.cache.tree.root.descendants())
+        for tier in self.cache.tiers:
+            if isinstance(tier.eviction, Knowing):
+                tier.eviction.check(tier, nodes)
 
     @invariant()
     def usable_pages_hold_their_own_bytes(self) -> None:

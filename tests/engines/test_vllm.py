@@ -13,6 +13,7 @@ from kvsim.errors import UsageError
 from kvsim.hardware.spec import HardwareSpec
 from kvsim.plans.build import build_run
 from kvsim.report.tree import draw_tree
+from tests.core.knowing import Knowing
 from tests.engine.small import HARDWARE, MODEL
 from tests.engines.recorded import golden_rows, reference
 from tests.engines.slow_blocks import SlowBlocks, play_slowly
@@ -81,6 +82,18 @@ def test_random_traces_hit_what_the_slow_models_hit(seed: int) -> None:
     for capacity, in_flight in ((9, 1), (12, 2), (16, 3), (24, 4), (7, 4)):
         rows = play(make_cache(capacity), requests, in_flight)
         assert rows == play_slowly(SlowBlocks(capacity), requests, in_flight)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_policies_are_told_what_is_evictable_also_of_pages_that_are_stored_twice(seed: int) -> None:
+    """Blocks may leave before their children. The policy itself checks each notification."""
+    requests = random_requests(seed)
+    for capacity, in_flight in ((9, 1), (12, 2), (24, 4)):
+        cache = make_cache(capacity, eviction=Knowing)
+        assert play(cache, requests, in_flight) == play(make_cache(capacity), requests, in_flight)
+        gpu, policy = cache.pool.gpu, cache.pool.gpu.eviction
+        assert isinstance(policy, Knowing)
+        policy.check(gpu, [*cache.pool.tree.root.descendants(), *[node for node in policy.evictable if node.is_evictable(0)]])
 
 
 @pytest.mark.parametrize("page_tokens", [16, 512])

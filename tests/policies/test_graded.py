@@ -45,6 +45,6 @@ def test_a_leaf_that_is_taken_is_gone_and_the_last_one_takes_its_place() -> None
     first, second, third = nodes = [tree.add(tree.root, ((number, 1),), 1, 0.0) for number in range(3)]
     for node in nodes:
         leaves.add(node)
-    assert leaves.take(0.0) is first and leaves.nodes == [third, second]
-    assert leaves.take(0.99) is second and leaves.nodes == [third] and leaves.members == {third}
-    assert leaves.take(0.5) is third and not leaves.nodes and not leaves.members
+    assert leaves.take(0) is first and leaves.nodes == [third, second]
+    assert leaves.take(1) is second and leaves.nodes == [third] and leaves.members == {third}
+    assert leaves.take(0) is third and not leaves.nodes and not leaves.members

@@ -62,9 +62,9 @@ def test_a_sample_is_of_leaves_only_and_forgets_the_others() -> None:
     cache = filled(RandomCompute(samples=2), *"abcdefghij", gpu=10)
     lease = cache.run("a")
     assert all(node in offered(cache.gpu.eviction, 99.0) for node in cache.tree.root.descendants() if node.is_evictable(0))
-    assert cache.node("a") not in cache.gpu.eviction._leaves.places
+    assert cache.node("a") not in cache.gpu.eviction._leaves.of
     cache.finish(lease)
-    assert cache.node("a") in cache.gpu.eviction._leaves.places
+    assert cache.node("a") in cache.gpu.eviction._leaves.of
 
 
 def test_settings_and_a_model_are_needed() -> None:
@@ -75,6 +75,25 @@ def test_settings_and_a_model_are_needed() -> None:
     RandomCompute().bind(PolicyContext(model=MODEL))
 
 
-def test_numbers_drawn_ahead_are_those_drawn_one_by_one() -> None:
+@pytest.mark.parametrize("size", [1, 7, 1000, 1 << 20, (1 << 31) + 1])
+def test_places_drawn_ahead_are_those_of_numbers_drawn_one_by_one(size: int) -> None:
+    """In the largest lists, the first bits of a number are not enough."""
     draws, slow = Draws(np.random.default_rng(3)), np.random.default_rng(3)
-    assert [draws.next() for _ in range(2 * AHEAD + 1)] == [slow.random() for _ in range(2 * AHEAD + 1)]
+    for at in range(2 * AHEAD + 1):
+        number = slow.random()
+        assert draws.place(size) == int(number * size)
+        if at % 9 == 0:
+            assert draws.place_again(size - 1) == int(number * (size - 1)), "the same number, in a shorter list"
+
+
+def test_a_place_is_right_where_one_list_place_ends_and_the_next_begins() -> None:
+    """Numbers on both sides of each border, as no generator draws them in a lifetime."""
+    borders = [at / 10 for at in range(1, 10)]
+    numbers = [near for border in borders for near in (np.nextafter(border, 0), border, np.nextafter(border, 1))]
+
+    class Borders:
+        def random(self, count: int) -> np.ndarray:
+            return np.resize(numbers, count)
+
+    draws = Draws(Borders())  # type: ignore[arg-type]
+    assert [draws.place(10) for _ in numbers] == [int(number * 10) for number in numbers]

@@ -17,6 +17,8 @@ class BlockResidency(Residency):
 
     def count_children(self, node: Node, tier: Tier) -> None:
         """Let a node, all of whose children are in the tier, leave after them again."""
+        if tier.wants_unevictable and node.children:
+            self._tell_unevictable(node, tier)
         node.own_children_in()[tier.index] = len(node.children)
 
     def add_outside_tree(self, node: Node, tier: Tier, slots: Any, now: float) -> None:
@@ -30,6 +32,8 @@ class BlockResidency(Residency):
         """Free the slots of a ready, unpinned node wherever it is; its place in the tree stays."""
         self.version += 1
         index = tier.index
+        if tier.wants_unevictable:
+            self._tell_unevictable(node, tier)
         node.set_state(index, ABSENT)
         node.copies -= 1
         tier.pool.give(node.slots[index])
@@ -81,8 +85,9 @@ class BlockResidency(Residency):
         if self.prompts is not None:
             self.prompts.changed((extent,))
 
-    @staticmethod
-    def _shrink(node: Node, tier: Tier, blocks: int) -> None:
+    def _shrink(self, node: Node, tier: Tier, blocks: int) -> None:
         node.pages -= blocks
         if not node.pages:
+            if tier.wants_unevictable:
+                self._tell_unevictable(node, tier)
             node.set_state(tier.index, ABSENT)
