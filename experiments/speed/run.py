@@ -108,7 +108,7 @@ class Floor:
 
 ONE_TIER = Floor(pure=0.18, compiled=0.5, aim=1.0)
 THREE_TIERS = Floor(pure=0.03, compiled=0.12, aim=0.25)
-SIMULATION = {512: Floor(pure=0.010, compiled=0.03, aim=0.05), 16: Floor(pure=0.007, compiled=0.02, aim=0.03)}
+SIMULATION = {512: Floor(pure=0.010, compiled=0.03, aim=0.05), 16: Floor(pure=0.007, compiled=0.02, aim=0.04)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,7 +90,7 @@ class Node:
         """Set the state of the copy in a tier."""
         states, tree = self.state, self.tree
         if states is tree.no_copies or states is tree.in_first:
-            if tier == 0 and (state == READY or state == ABSENT):
+            if tier == 0 and state in (READY, ABSENT):
                 self.state = tree.in_first if state == READY else tree.no_copies
                 return
             states = self.state = states.copy()
