@@ -72,6 +72,8 @@ class PredictedTtft(AdmissionPolicy):
         self._prefill_s, self._decode_step_s = context.prefill_s, context.decode_step_s
         if self.waits_for_room and not context.decodes:
             raise ValueError("waits_for_room needs engines that compute prompts and decode: set admission.waits_for_room=false")
+        if self.waits_for_room and context.is_unlimited:
+            raise ValueError("waits_for_room has no effect where tiers.gpu.capacity is unlimited: leave it out")
         self._tokens_per_step, self._batch_tokens = context.tokens_per_step, context.max_batch_tokens
         self._lengths = AnswerLengths()
         self._ttft_s = _limit(self.ttft_s, context.ttft_s)

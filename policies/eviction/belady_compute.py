@@ -55,6 +55,7 @@ class BeladyCompute(SampledEviction):
         self._flops = PageFlops(context)
         self._future = Foresight(context.requests)
         self._latest = NEVER
+        self._is_plain = self.scores_as(BeladyCompute, "score", "scores")
 
     def on_request(self, request: Request, now: float) -> None:
         self._latest = max(self._latest, request.index)
@@ -66,6 +67,8 @@ class BeladyCompute(SampledEviction):
         self._leaves.use(node)
 
     def lowest(self, leaves: list[Leaf], now: float) -> Leaf:
+        if not self._is_plain:
+            return super().lowest(leaves, now)
         latest, lowest, least = float(self._latest), leaves[0], inf
         for leaf in leaves:
             score = (latest - leaf.due) / leaf.worth

@@ -103,6 +103,8 @@ class LearningAugmented(EvictionPolicy):
     def bind(self, context: PolicyContext) -> None:
         super().bind(context)
         self._draws = Draws(context.rng)
+        self._is_plain = type(self).score is LearningAugmented.score
+        """Whether no subclass predicts otherwise."""
         self._left = ExtentOrder()
         """What has left by choice in this phase: (by prediction, used in this phase)."""
         if context.capacity_pages is not None:
@@ -235,7 +237,7 @@ class LearningAugmented(EvictionPolicy):
         for entry in entries:
             if not self._is_current(entry):
                 continue
-            score = self._score(entry.node, now, gap_s)
+            score = self._score(entry.node, now, gap_s) if self._is_plain else self.score(entry.node, now)
             if lowest is None or score < least or score == least and entry.used_s < lowest.used_s:
                 lowest, least = entry, score
         if lowest is None and self._line:

@@ -40,7 +40,10 @@ class SampledEviction(EvictionPolicy):
         return [self.score(node, now) for node in nodes]
 
     def lowest(self, leaves: list[Leaf], now: float) -> Leaf:
-        """Return the leaf of the lowest score; for policies that find it without asking for each score."""
+        """Return the leaf of the lowest score; for policies that find it without asking for each score.
+
+        Those ask for each where a subclass has a score of its own (``scores_as``).
+        """
         tier, lowest, least = self.tier, leaves[0], inf
         scores = self.scores([leaf.node for leaf in leaves], now) if self._scores_at_once else None
         for at, leaf in enumerate(leaves):
@@ -48,6 +51,10 @@ class SampledEviction(EvictionPolicy):
             if score < least or score == least and leaf.node.last_used_in(tier) < lowest.node.last_used_in(tier):
                 lowest, least = leaf, score
         return lowest
+
+    def scores_as(self, kind: type[EvictionPolicy], *names: str) -> bool:
+        """Whether these methods are those of a class, not of a subclass that scores otherwise."""
+        return all(getattr(type(self), name) is getattr(kind, name) for name in names)
 
     def on_evictable(self, node: Node) -> None:
         self._leaves.add(node)

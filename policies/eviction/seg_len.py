@@ -7,6 +7,7 @@ from math import inf
 from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import READY, Node
 from kvsim.numbers import Real, check_settings
+from kvsim.policies.context import PolicyContext
 from kvsim.policies.eviction.leaves import Leaf, least_recently_used
 from kvsim.policies.eviction.sampled import SampledEviction
 
@@ -34,6 +35,10 @@ class SegmentLength(SampledEviction):
         self._has_states = False
         """Whether there has been a state."""
 
+    def bind(self, context: PolicyContext) -> None:
+        super().bind(context)
+        self._is_plain = self.scores_as(SegmentLength, "scores", "worth")
+
     def on_hit(self, node: Node, now: float) -> None:
         self._leaves.use(node)
 
@@ -41,7 +46,7 @@ class SegmentLength(SampledEviction):
         self._has_states = self._has_states or node.is_state
 
     def lowest(self, leaves: list[Leaf], now: float) -> Leaf:
-        return super().lowest(leaves, now) if self._has_states else least_recently_used(leaves)
+        return least_recently_used(leaves) if self._is_plain and not self._has_states else super().lowest(leaves, now)
 
     def state_of(self, pages: Node) -> Node | None:
         """Return the state after a node's pages, if it is usable in this tier."""

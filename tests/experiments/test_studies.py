@@ -644,6 +644,30 @@ def test_what_is_claimed_of_early_rejection(monkeypatch: pytest.MonkeyPatch) -> 
     assert held(**{f"at{number}": 0 for number in range(5, 11)}) == [True, True, False, False]
 
 
+def test_the_guide_says_how_many_more_are_in_time() -> None:
+    """With the wait for room: by a factor of 1 in both places, and by the best factor of each way where memory lacks."""
+    with (EXPERIMENTS / "early_rejection" / "results.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["factor"]]
+    in_time = {(row["place"], row["waits_for_room"], float(row["factor"])): int(row["in_time"]) for row in rows}
+    computing, memory = dict.fromkeys(place for place, _, _ in in_time)
+    more = {place: in_time[place, "True", 1.0] - in_time[place, "False", 1.0] for place in (computing, memory)}
+    best = {
+        waits: max(own for (place, way, _), own in in_time.items() if (place, way) == (memory, waits))
+        for waits in ("False", "True")
+    }
+    guide = " ".join((EXPERIMENTS.parent / "docs" / "guides" / "cluster.md").read_text().split())
+    assert f"{more[computing]} more are in time" in guide
+    gained = best["True"] - best["False"]
+    assert f"{more[memory]} more of 3,000 requests are in time; with the best factor of each, {gained} more." in guide
+
+
+def test_every_study_with_a_picture_is_in_the_list_of_studies() -> None:
+    """But for the one to copy, and that of running servers, which has pages of its own."""
+    listed = (EXPERIMENTS.parent / "docs" / "studies" / "index.md").read_text()
+    drawn = {path.parent.name for path in EXPERIMENTS.glob("*/results.png")} - {"template", "real_servers"}
+    assert [name for name in sorted(drawn) if f"({name}/" not in listed] == [] and len(drawn) > 20
+
+
 def test_boards_name_all_policies_that_gain_as_much_as_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundredth of a millisecond apart, and one millisecond."""
     module = study("leaderboard", monkeypatch)

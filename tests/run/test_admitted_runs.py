@@ -108,6 +108,13 @@ def test_the_wait_for_room_of_prefill_engines_is_not_predicted(trace: Trace) -> 
         kvsim.simulate(trace, *line, "admission.waits_for_room=true")
 
 
+def test_nothing_waits_for_room_on_an_unlimited_gpu(trace: Trace) -> None:
+    line = ("tiers.gpu.capacity=unlimited", "admission=predicted_ttft", "admission.ttft_s=1")
+    with pytest.raises(UsageError, match=r"waits_for_room has no effect where .* is unlimited: leave it out"):
+        kvsim.simulate(trace, *line, "admission.waits_for_room=true")
+    assert kvsim.simulate(trace, *line).record["admission"]["shed"] == 0
+
+
 @pytest.mark.parametrize("name", ALONE)
 def test_fewer_are_late_if_the_wait_for_room_is_predicted(name: str, tmp_path: Path) -> None:
     """More come than there is memory for: a third of those that were late is refused, half under kvsim's and vLLM's rules."""
