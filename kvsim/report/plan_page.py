@@ -83,17 +83,17 @@ def candidate_table(record: RunRecord, *, is_short: bool = False) -> Table:
     """
     hidden = (UNTRIED, REFUSED) if is_short else (UNTRIED,)
     tried = [(at, one) for at, one in enumerate(record["candidates"]) if one["outcome"] not in hidden]
-    varied = {name: len({one[name] for _, one in tried}) > 1 for name in ("cpu_bytes", "drive", "policy")}
-    columns = ["number", "price", "GPUs", "engines", *(heading for name, heading in OPTIONAL.items() if varied[name])]
+    own = [{"cpu_bytes": memory_text(one), "drive": one["drive"], "policy": one["policy"]} for _, one in tried]
+    varied = [name for name in OPTIONAL if len({texts[name] for texts in own}) > 1]
+    columns = ["number", "price", "GPUs", "engines", *(OPTIONAL[name] for name in varied)]
     times = {"TTFT p99 (s)": "ttft_s_p99"} | ({"TPOT p99 (s)": "tpot_s_p99"} if record["slo"]["tpot_s"] is not None else {})
     columns += ["attainment", *times, "outcome"]
     rows = []
-    for at, one in tried:
-        own = {"cpu_bytes": memory_text(one), "drive": one["drive"], "policy": one["policy"]}
+    for (at, one), texts in zip(tried, own, strict=True):
         reason = one["reason"].split("; ")[0] if is_short else one["reason"]
         outcome = ": ".join(filter(None, (one["outcome"], reason)))
         cells = [str(at), f"{one['price']:,.2f}", f"{one['engines'] * one['gpus_per_engine']}x {one['gpu']}"]
-        cells += [f"{one['engines']} x {degrees(one, one['gpus_per_engine'])}", *(own[name] for name in OPTIONAL if varied[name])]
+        cells += [f"{one['engines']} x {degrees(one, one['gpus_per_engine'])}", *(texts[name] for name in varied)]
         rows.append((*cells, percent(one["attainment"]), *(digits(one[key]) for key in times.values()), outcome))
     return Table("Configurations by price", tuple(columns), rows)
 

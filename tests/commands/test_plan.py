@@ -6,6 +6,7 @@ On the machine ``slow`` it takes 0.5 s: four engines are needed. ``small`` and `
 
 import csv
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,9 @@ def test_cpu_memory_is_paid_for_each_copy_of_the_kv(folder: Path, capsys: pytest
     assert plan("model=tiny", "model.heads=4", "model.kv_heads=2", "plan.beyond=null") == 0
     found = record()["candidates"]
     assert [(one["price"], one["cpu_bytes"] // 2**30, one["cpu_copies"]) for one in found] == [(3.5, 3, 1), (7.0, 3, 2)]
-    assert "4x fast (1 x TP4), 2 x 3 GiB of CPU memory: 100.00% meet" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "4x fast (1 x TP4), 2 x 3 GiB of CPU memory: 100.00% meet" in shown
+    assert re.search(r"7\.00 4x fast +1 x TP4 +2 x 3 GiB", shown), "as the price differs by it"
 
 
 def test_the_rate_may_be_called_as_for_saturate() -> None:
