@@ -89,6 +89,7 @@ AROUND: dict[str, tuple[str, tuple[str, ...]]] = {
     "": ("simulate", ("tiers.gpu.capacity=auto",)),
     "hardware": ("simulate", (*THREE_TIERS, "prefetch=threshold")),
     "model": ("simulate", ("hardware.gpus=16", "tiers.cpu.capacity=3000pages")),
+    "model=tiny": ("simulate", ("hardware.gpus=2", "tiers.cpu.capacity=3000pages")),
     "checkpoint": ("replay", HYBRID),
     "eviction": ("replay", (*TOLD, "tiers.cpu.capacity=4pages")),
     "placement": ("replay", THREE_TIERS),

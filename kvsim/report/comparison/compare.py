@@ -335,8 +335,9 @@ def shown(measure: Measure, mean: Mean | None) -> str:
     text = measure.text(mean.mean)
     if not mean.half_width:
         return text
-    half = measure.text(mean.half_width)
-    return f"{text.removesuffix('%')}±{half}" if text.endswith("%") else f"{text}±{half}"
+    if text.endswith("%"):  # the interval says how exact it is, so neither needs a "<" or to stay below 100%
+        return f"{100 * mean.mean:.2f}±{mean.half_width:.2%}"
+    return f"{text}±{measure.text(mean.half_width)}"
 
 
 def print_comparison(runs: Sequence[Run], console: Console) -> None:
