@@ -215,7 +215,7 @@ def simulation(setup: Setup) -> Iterator[Row]:
 
 def sixteen_engines(setup: Setup) -> Iterator[Row]:
     """Sixteen engines on one core, whose router looks at nothing, or at what all of them have in their caches."""
-    common = (*conversation(setup, 512), *one_tier("6000pages"), "cluster.engines=16")
+    common = (*conversation(setup, 512), *one_tier("6000pages"), "hardware.gpus=4", "cluster.engines=16")
     settings = {place: (*common, f"routing={routing}") for place, routing in enumerate(CLUSTER_ROUTING)}
     for place, found in setup.measure("simulate", settings).items():
         rate = found.best.requests_per_s
