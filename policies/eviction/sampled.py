@@ -19,6 +19,7 @@ class SampledEviction(EvictionPolicy):
     """Evicts the leaf of the lowest score among ``samples`` leaves, drawn with replacement; among all if there are no more.
 
     Of equal scores, the least recently used leaf goes, and of these the one drawn first.
+    A subclass with an ``on_`` method of its own calls that of ``super()``, too: by these the leaves stay true.
     """
 
     samples: int = 32
