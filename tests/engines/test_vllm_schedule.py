@@ -35,6 +35,7 @@ from kvsim.policies.scheduling.priority import Priority
 from kvsim.run.play import simulate
 from kvsim.substrate.simulated.substrate import SimulatedSubstrate
 from tests.composing import plan
+from tests.core.knowing import Knowing
 from tests.engine.small import HARDWARE, MODEL
 from tests.engines.slow_schedule import SlowSchedule
 from tests.engines.small import empty_cache
@@ -72,6 +73,8 @@ class Watched(Watch):
         cache.check()
         younger = [copy for copies in cache.pool._copies.values() for copy in copies[1:]]
         nodes = [*cache.tree.root.descendants(), *younger]
+        if isinstance(cache.pool.gpu.eviction, Knowing):
+            cache.pool.gpu.eviction.check(cache.pool.gpu, nodes)
         assert +self.copies == Counter(page for node in nodes for page in pages_of(node.runs))
 
 
@@ -175,10 +178,10 @@ def test_the_schedule_by_priority_is_that_of_the_slow_model(names_answers: bool)
     assert compared > EXAMPLES // 2 and preempted > EXAMPLES // 8
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", ["Knowing", *POLICIES])
 def test_any_eviction_policy_keeps_the_pool_right(name: str):
-    """With copies of any page, found in turn, and with resets while requests hold them."""
-    for seed in range(EXAMPLES // 15):
+    """With copies of any page, found in turn, and with resets while requests hold them; ``Knowing`` knows what can leave."""
+    for seed in range(2 * EXAMPLES if name == "Knowing" else EXAMPLES // 10):
         random = Random(seed)
         requests = draw(random, shares_answers=True, count=30)
         for one in requests:
@@ -187,7 +190,8 @@ def test_any_eviction_policy_keeps_the_pool_right(name: str):
             one.retention = (RetentionRange(0, one.prompt_tokens, 30 + 10 * one.priority, 5.0),)
         settings = EngineSettings(max_batch_tokens=16, max_running_requests=4)
         resets = random.sample(range(len(requests)), 2) if seed % 2 else ()
-        rows = serve(requests, 18, settings, names_answers=True, eviction=policy_of(name), resets=resets)
+        policy = Knowing() if name == "Knowing" else policy_of(name)
+        rows = serve(requests, 18, settings, names_answers=True, eviction=policy, resets=resets)
         assert sum(pages for pages, *_ in rows) > 0
 
 
