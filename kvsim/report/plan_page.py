@@ -16,7 +16,7 @@ from kvsim.report.axes import log_axis, seconds_text
 from kvsim.report.comparison.pareto import optimal
 from kvsim.report.figure import GREY, Figure, Picture, across, laid_out
 from kvsim.report.headline import Head, Tile
-from kvsim.report.summary import Table, objective_text
+from kvsim.report.summary import Table, objective_of_share, objective_text
 from kvsim.report.template import SHARED_SCRIPT, foot, render_page
 from kvsim.report.terminal import print_table, width_of
 from kvsim.results.cells import as_text
@@ -162,8 +162,13 @@ def pictures_of(record: RunRecord) -> list[Picture]:
     """Return what a price brings: attainment, and times to first token."""
     target, limit_s = record["slo"]["attainment"], record["slo"]["ttft_s"]
     return [
-        Picture("Price and attainment", _figure(record, "attainment", "requests that meet the objectives", target, -1)),
-        Picture("Price and time to first token", _figure(record, "ttft_s_p99", "99th percentile", limit_s, 1)),
+        Picture(
+            "Price and attainment", _figure(record, "attainment", "requests that meet the objectives", target, -1, "objective")
+        ),
+        Picture(
+            "Price and time to first token",
+            _figure(record, "ttft_s_p99", "99th percentile", limit_s, 1, objective_of_share(target, 0.99)),
+        ),
     ]
 
 
@@ -205,10 +210,10 @@ def _about(record: RunRecord) -> list[tuple[str, str]]:
     return [("question", question(record)), *shared]
 
 
-def _figure(record: RunRecord, key: str, title: str, limit: float | None, sign: int) -> Figure | None:
+def _figure(record: RunRecord, key: str, title: str, limit: float | None, sign: int, objective: str) -> Figure | None:
     """Draw a number against the price, and a line through the configurations that none beats; None without any.
 
-    ``sign`` is 1 if less is better, and -1 if more is.
+    ``sign`` is 1 if less is better, and -1 if more is. ``objective`` names the line at the limit.
     """
     points = [(at, one) for at, one in enumerate(record["candidates"]) if one[key] is not None]
     if not points:
@@ -227,7 +232,7 @@ def _figure(record: RunRecord, key: str, title: str, limit: float | None, sign: 
     return laid_out(
         [trace for trace in traces if trace["x"]], f"price ({record['price_unit']})", title, ".0%" if sign < 0 else "",
         x_axis={"rangemode": "tozero"}, y_axis=y_axis, hovermode="closest", showlegend=True,
-        **across(limit, "objective", is_log=bool(y_axis), is_below=sign < 0),
+        **across(limit, objective, is_log=bool(y_axis), is_below=sign < 0),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from kvsim.report.axes import log_axis, seconds_text
 from kvsim.report.comparison.differing import differing, heading, settings_of
 from kvsim.report.figure import Figure, Picture, Styles, across, laid_out
 from kvsim.report.headline import Head, Tile, subject
-from kvsim.report.summary import Table, objective_text
+from kvsim.report.summary import Table, objective_of_share, objective_text
 from kvsim.report.table import print_summary
 from kvsim.report.template import SHARED_SCRIPT, foot, render_page
 from kvsim.report.terminal import width_of
@@ -186,8 +186,10 @@ def render_saturation(records: Sequence[Named], command_line: str | None = None,
 
 def pictures_of(records: Sequence[Named]) -> list[Picture]:
     """Return attainment and times to first token against the rate."""
-    attained = _figure(records, "attainment", "requests that meet the objectives", ".0%", _limit(records, "attainment"))
-    times = _figure(records, "ttft_s_p99", "99th percentile", "~g", _limit(records, "ttft_s"))
+    share = _limit(records, "attainment")
+    attained = _figure(records, "attainment", "requests that meet the objectives", ".0%", share, "objective")
+    of_share = objective_of_share(share, 0.99)
+    times = _figure(records, "ttft_s_p99", "99th percentile", "~g", _limit(records, "ttft_s"), of_share)
     return [Picture("Attainment by rate", attained), Picture("Time to first token by rate", times)]
 
 
@@ -247,8 +249,8 @@ def _notes(records: Sequence[Named]) -> list[str]:
     return [note if len(records) == 1 else f"{', '.join(named)}: {note}" for note, named in names.items()]
 
 
-def _figure(records: Sequence[Named], key: str, title: str, y_format: str, limit: float | None) -> Figure:
-    """Draw a number of the runs against the load, a line for each configuration, and its limit."""
+def _figure(records: Sequence[Named], key: str, title: str, y_format: str, limit: float | None, objective: str) -> Figure:
+    """Draw a number of the runs against the load, a line for each configuration, and its limit, named ``objective``."""
     keys, settings = _settings(records)
     names = [
         " ".join(_named(key, settings[place].get(key, "")) for key in keys) or name for place, (name, _) in enumerate(records)
@@ -271,7 +273,7 @@ def _figure(records: Sequence[Named], key: str, title: str, y_format: str, limit
     times = [height for height in (*heights, limit) if height] if key.endswith("_p99") else []
     y_axis = log_axis(times, seconds_text) if times else {}
     return laid_out(
-        traces, "rate", title, y_format, x_axis=log_axis(rates), y_axis=y_axis, **across(limit, "objective", is_log=bool(y_axis))
+        traces, "rate", title, y_format, x_axis=log_axis(rates), y_axis=y_axis, **across(limit, objective, is_log=bool(y_axis))
     )
 
 

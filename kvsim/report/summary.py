@@ -192,6 +192,11 @@ def objective_text(slo: Mapping[str, Any]) -> str:
     return "; ".join(part for part in (common, own and f"by {slo['by']}: {own}") if part)
 
 
+def objective_of_share(asked: float | None, drawn: float) -> str:
+    """Name an objective in a picture of the percentile ``drawn``, as a share: perhaps not that share has to meet it."""
+    return "objective" if asked in (None, drawn) else f"objective of {percent(asked)} of the requests"
+
+
 def _limits(limits: Mapping[str, Any]) -> str:
     names = {"ttft_s": "TTFT", "tpot_s": "TPOT"}
     return " and ".join(f"{name} <= {limits[key]:g} s" for key, name in names.items() if limits.get(key) is not None)

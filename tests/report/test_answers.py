@@ -10,6 +10,7 @@ from kvsim.report.figure import across
 from kvsim.report.headline import Tile
 from kvsim.report.plan_page import _head as plan_head
 from kvsim.report.plan_page import _title as plan_title
+from kvsim.report.plan_page import pictures_of as plan_pictures
 from kvsim.report.servers.page import render_server
 from kvsim.report.validation.repeated_page import render_repeated
 from kvsim.report.validation.validation import render_validation
@@ -61,6 +62,18 @@ def test_a_plan_says_what_to_buy() -> None:
     price = plan_head(record | {"price_unit": "per hour"}).tiles[0]
     assert price.value == "20.00" and price.note == "per hour, the cheapest that holds" == head.tiles[0].note
     assert head.tiles[3].note == "2 configurations simulated"
+
+
+@pytest.mark.parametrize(("share", "line"), [(0.95, "objective of 95.00% of the requests"), (0.99, "objective")])
+def test_the_objective_in_a_picture_of_a_percentile_says_whose_it_is(share: float, line: str) -> None:
+    """Fewer have to meet it than the percentile says: a configuration above the line may hold."""
+    record = plan(1, candidate(1, 0.5), candidate(20, 0.97))
+    record["slo"]["attainment"] = share
+    for one in record["candidates"]:
+        one["outcome"] = "holds"
+    _, times = plan_pictures(record)
+    assert times.figure is not None
+    assert [text["text"] for text in times.figure["layout"]["annotations"]] == [line]
 
 
 def test_a_plan_without_an_answer_shows_the_best_that_was_tried() -> None:
