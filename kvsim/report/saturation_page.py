@@ -108,18 +108,24 @@ def tables(records: Sequence[Named]) -> list[Table]:
 
 
 def _configurations(records: Sequence[Named]) -> Table:
-    """Return a row for each configuration: those that hold the wanted rate first, then by price; otherwise by rate."""
+    """Return a row for each configuration: those that hold the wanted rate first, then by price; otherwise by rate.
+
+    Without a wanted rate, prices are left out where each GPU costs 1 and nothing else does, as by default.
+    """
     keys, settings = _settings(records)
     wanted = records[0][1]["wanted_rate"]
     order = sorted(range(len(records)), key=lambda place: _merit(records[place][1]))
-    columns = ["job", *map(heading, keys), "rate", "fails at", "requests/s", "TTFT p99 (s)", "GPUs", "price/h"]
+    columns = ["job", *map(heading, keys), "rate", "fails at", "requests/s", "TTFT p99 (s)", "GPUs"]
+    has_prices = wanted is not None or any(record["price_per_hour"] != record["gpus"] for _, record in records)
+    columns += ["price/h"] if has_prices else []
     columns += ["holds"] if wanted is not None else []
     rows = []
     for place in order:
         name, record = records[place]
         best = record["highest"] or {}
         cells = [_rate(record["rate"]), _rate(record["fails_at"]), digits(best.get("requests_per_s"))]
-        cells += [digits(best.get("ttft_s_p99")), count(record["gpus"]), digits(record["price_per_hour"])]
+        cells += [digits(best.get("ttft_s_p99")), count(record["gpus"])]
+        cells += [digits(record["price_per_hour"])] if has_prices else []
         cells += [] if wanted is None else ["yes" if record["holds_wanted_rate"] else "no"]
         rows.append((name, *(settings[place].get(key, "") for key in keys), *cells))
     return Table("Highest rates", tuple(columns), rows, _cheapest(records, order))

@@ -82,8 +82,9 @@ def _bracket(
         more, less = (last, before) if is_rising else (before, last)
         if more.requests_per_s < SAME * less.requests_per_s:
             notes.append(
-                f"rates of {less.rate:g} and {more.rate:g} bring the same {more.requests_per_s:.3g} requests/s: in a closed "
-                "loop, turns come after answers and pauses, whatever the rate. The objectives "
+                f"rates of {less.rate:g} and {more.rate:g} bring nearly the same load ({less.requests_per_s:.3g} and "
+                f"{more.requests_per_s:.3g} requests/s): in a closed loop, turns come after answers and pauses, whatever the "
+                "rate. The objectives "
                 + ("hold at the most load that these sessions make" if is_rising else "fail at the least load that they make")
             )
             break

@@ -57,7 +57,7 @@ def test_a_closed_loop_may_hold_at_any_rate() -> None:
     """More than 5 requests/s never come."""
     found = search(lambda _: 1.0, load=lambda rate: min(rate, 5.0))
     assert found.highest and found.highest.rate == 16 and found.lowest_above is None
-    assert "rates of 8 and 16 bring the same 5 requests/s: in a closed loop" in found.notes[0]
+    assert "rates of 8 and 16 bring nearly the same load (5 and 5 requests/s): in a closed loop" in found.notes[0]
     assert "hold at the most load" in found.notes[0]
 
 
