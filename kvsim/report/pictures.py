@@ -31,12 +31,13 @@ PERCENTILES = [share / 100 for share in range(101)]
 
 def pictures_of(result: RunRecord) -> list[Picture]:
     """Return the pictures of a run; those without data say why."""
+    without_clock = "" if result["simulated_s"] else "a replay has no clock"
     pictures = [
         Picture(
             "Hit rate by tier", _hit_figure(result), FEW_NOTE if result["timeline"]["hits"]["edges"] else "No request was served."
         ),
-        _or_note("Time to first token", _ttft_figure(result), "No data: no request has a time. A replay has no clock."),
-        _or_note("Link use", _link_figure(result), "No data: no transfer took any time. A replay has no clock."),
+        _or_note("Time to first token", _ttft_figure(result), f"No data: {without_clock or 'no request has a time'}."),
+        _or_note("Link use", _link_figure(result), f"No data: {without_clock or 'no transfer took any time'}."),
     ]
     more = [("Free pages by tier", _free_figure(result)), ("Engines", _scaling_figure(result)), *_engine_figures(result)]
     return [*pictures, *[Picture(title, figure) for title, figure in more if figure is not None]]

@@ -7,6 +7,7 @@ from kvsim.errors import UsageError
 from kvsim.files.writing import replacing
 from kvsim.report.comparison.html import render_comparison
 from kvsim.report.folder import prepare_folder, write_shared_script
+from kvsim.report.html import render
 from kvsim.report.shown_paths import shortest
 from kvsim.results.records import Damaged, read_sweep
 from kvsim.results.runs import Run, read_runs
@@ -52,12 +53,15 @@ def is_of_sweep(folders: Sequence[Path], target: Path) -> bool:
 
 
 def write_page(runs: list[Run], target: Path, command_line: str, *, is_of_sweep: bool = False, has_links: bool = True) -> None:
-    """Write a page, which has links to those of the runs, or that of the sweep in its folder. Raises UsageError if it cannot be
-    written."""
+    """Write a page, which has links to those of the runs, or that of the sweep in its folder; about one run, its own page. Raises
+    UsageError if it cannot be written."""
     prepare_folder(target.parent)
+    alone = runs[0].result if len(runs) == 1 else None
     if is_of_sweep:
         write_shared_script(target.parent)
         page = sweep_page(target.parent, runs)
+    elif alone is not None:
+        page = render(alone, bounds=runs[0].bounds)
     else:
         page = render_comparison(runs, command_line, folder=target.parent if has_links else None)
     with replacing(target) as file:

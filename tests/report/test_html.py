@@ -66,7 +66,7 @@ def test_a_run_without_a_clock_says_what_is_left_out(replayed: Outcome):
     page = page_of(replayed)
     assert 'id="picture0"' in page
     assert 'id="picture1"' not in page
-    assert Page(page).text.count("A replay has no clock.") == 2
+    assert Page(page).text.count("No data: a replay has no clock.") == 2
 
 
 def test_a_run_in_which_nothing_was_served_has_no_picture_and_no_script(outcome_of: Callable[..., Outcome]):

@@ -153,8 +153,20 @@ def test_report_reads_runs_and_sweeps(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "belady" in shown and "sweep/1" in shown and shown.rstrip().endswith("pages/all.html")
     runs = read_runs([Path("one"), Path("sweep")])
     assert [run.name for run in runs] == ["one", "sweep/0", "sweep/1"]
+
+
+def test_the_report_of_one_run_is_the_page_that_the_run_has_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["simulate", "trace.sessions=20", "tiers.gpu.capacity=3000pages", "output=one"]) == 0
+    page = Path("one/report.html").read_text()
+    shown = capsys.readouterr().out
+    Path("one/report.html").unlink()
     assert main(["report", "one"]) == 0
-    assert "<title>llama3_8b, synthetic: 1 run</title>" in Path("one/report.html").read_text()
+    assert Path("one/report.html").read_text() == page
+    table = shown[shown.index("tier ") : shown.index("\n\n", shown.index("tier "))]
+    assert table in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
