@@ -42,7 +42,6 @@ def build_gate(
             prefill_s=profile.prefill_s,
             decode_step_s=profile.decode_step_s,
             decodes=not plan.layout.pairs,
-            is_unlimited=plan.tiers[0].capacity_pages is None,
             tokens_per_step=profile.tokens_per_step,
             rng=np.random.default_rng([plan.seed, len(ALWAYS) + 3, engine]),
         )

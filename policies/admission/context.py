@@ -40,8 +40,6 @@ class AdmissionContext:
     not known."""
     decodes: bool = True
     """Whether engines that compute prompts also generate answers; otherwise they pass their prompts on."""
-    is_unlimited: bool = False
-    """Whether an engine's GPU has room for any number of tokens."""
     tokens_per_step: float = 1.0
     """Tokens that such a step yields of each answer, on average: above 1 with drafts."""
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))

@@ -44,8 +44,9 @@ class PredictedTtft(AdmissionPolicy):
     engines for prefill keep none for answers. Where prompts wait for memory, times are longer than predicted: a factor below 1
     leaves room for that. Or ``waits_for_room`` predicts that wait, too, on engines that compute and decode:
 
-    memory        a prompt is computed when its uncached tokens fit into the memory that no request uses; a running request takes
-                  a token in each step, and gives back all that it has when its answer ends
+    memory        a prompt is computed when its uncached tokens fit into the memory that no request uses, and fewer requests run
+                  than may at a time (engine.max_running_requests); a running request takes a token in each step, and gives back
+                  all that it has when its answer ends
     answers       end as the latest 1,000 complete ones of the engine did that had got as far: each running request at another
                   quantile of what was left of those, and prompts that wait after the mean. Until one is complete, nobody waits
 
@@ -72,9 +73,8 @@ class PredictedTtft(AdmissionPolicy):
         self._prefill_s, self._decode_step_s = context.prefill_s, context.decode_step_s
         if self.waits_for_room and not context.decodes:
             raise ValueError("waits_for_room needs engines that compute prompts and decode: set admission.waits_for_room=false")
-        if self.waits_for_room and context.is_unlimited:
-            raise ValueError("waits_for_room has no effect where tiers.gpu.capacity is unlimited: leave it out")
         self._tokens_per_step, self._batch_tokens = context.tokens_per_step, context.max_batch_tokens
+        self._most_requests = context.max_running_requests
         self._lengths = AnswerLengths()
         self._ttft_s = _limit(self.ttft_s, context.ttft_s)
         self._tpot_s = _limit(self.tpot_s, context.tpot_s)
@@ -108,10 +108,11 @@ class PredictedTtft(AdmissionPolicy):
         return load.waited_s + max(0.0, seconds - engine.computing_s)
 
     def _with_room_s(self, engine: EngineLoad, own: tuple[int, int]) -> float:
-        """Return the seconds until a prompt is computed, with the time until there is memory for it and for those before it."""
+        """Return the seconds until a prompt is computed, with the time until it and those before it may run."""
         lengths, per_step, held = self._lengths, self._tokens_per_step, engine.answers
         left = [lengths.left(done, at * GOLDEN_RATIO % 1.0) / per_step for at, (_, done) in enumerate(held, 1)]
-        memory = Memory(engine.free_tokens, (engine.decoding_requests, engine.decoding_tokens), self._decode_step_s)
+        decoding = engine.decoding_requests, engine.decoding_tokens
+        memory = Memory(engine.free_tokens, decoding, self._decode_step_s, self._most_requests)
         memory.hold(held, left)
         forecast = Forecast(memory, self._prefill_s, self._batch_tokens, lengths.mean / per_step)
         return forecast.seconds(engine.begun_prefills, [*engine.queued_prefills, own], engine.computing_s)

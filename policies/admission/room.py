@@ -1,9 +1,11 @@
-"""How long prompts wait for memory that answers hold: an estimate from what a server knows of them."""
+"""How long prompts wait for what answers hold, memory and places to run: an estimate from what a server knows of them."""
 
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
+
+from kvsim.core.pool import UNLIMITED
 
 GOLDEN_RATIO = 0.6180339887498949
 """Multiples of it, less their whole parts, are spread evenly however many there are."""
@@ -53,9 +55,17 @@ class AnswerLengths:
 class Memory:
     """The KV of an engine as its answers go on: each takes a token a step, and gives all of its own back when it ends."""
 
-    def __init__(self, free_tokens: int, decoding: tuple[int, int], step_s: Callable[[int, int], float]) -> None:
-        """``decoding`` are answers and the tokens of their prompts; ``step_s`` tells the seconds of a step of such answers."""
+    def __init__(
+        self,
+        free_tokens: int,
+        decoding: tuple[int, int],
+        step_s: Callable[[int, int], float],
+        most_requests: int = UNLIMITED,
+    ) -> None:
+        """``decoding`` are answers and the tokens of their prompts; ``step_s`` tells the seconds of a step of such answers. So
+        many requests run at a time, at the most."""
         self.free = float(free_tokens)
+        self.most_requests = most_requests
         self.requests, self.context = decoding
         self.steps = 0.0
         """Steps from now."""
@@ -81,10 +91,14 @@ class Memory:
             self._end_next()
         self._grow(until)
 
+    def takes(self, tokens: int, beside: int = 0) -> bool:
+        """Whether a prompt of so many tokens may run now, beside the answers and so many other prompts."""
+        return self.free >= tokens and len(self._ends) + beside < self.most_requests
+
     def wait(self, tokens: int) -> float:
-        """Let steps pass until so many tokens are free, or no answer is left. Returns the seconds of these steps."""
+        """Let steps pass until such a prompt may run, or no answer is left. Returns the seconds of these steps."""
         seconds = 0.0
-        while self.free < tokens and self._ends:
+        while self._ends and not self.takes(tokens):
             steps = max(0.0, self._ends[0][0] - self.steps)
             seconds += steps * self._step_s(max(1, self.requests), max(1, self.context))
             self._end_next()
@@ -114,12 +128,12 @@ class Forecast:
         self._batch: list[tuple[int, int]] = []
 
     def seconds(self, begun: Prefills, queued: Prefills, computing_s: float) -> float:
-        """Return the seconds until all prompts are computed: those that have memory, then the others, which wait for it in turn.
-        The step under way has begun ``computing_s`` ago."""
+        """Return the seconds until all prompts are computed: those that have memory, then the others, which wait for that and for
+        a place to run, in turn. The step under way has begun ``computing_s`` ago."""
         memory, seconds = self.memory, -computing_s
         self._batch.extend(begun)
         for start, tokens in queued:
-            if memory.free < tokens - start:
+            if not memory.takes(tokens - start, len(self._batch)):
                 seconds += self._compute()
                 seconds = max(0.0, seconds) + memory.wait(tokens - start)
             memory.free -= tokens - start

@@ -36,9 +36,9 @@ def test_only_the_latest_answers_count(tokens: list[int], generated: int, quanti
     assert known.left(generated, quantile) == (longer[int(quantile * len(longer))] if longer else known.mean)
 
 
-def memory(free: int, held: Sequence[tuple[int, int]] = (), left: Sequence[float] = ()) -> Memory:
+def memory(free: int, held: Sequence[tuple[int, int]] = (), left: Sequence[float] = (), most: int = 100) -> Memory:
     """With steps of a second for each answer."""
-    known = Memory(free, (len(held), sum(prompt for prompt, _ in held)), lambda requests, context: float(requests))
+    known = Memory(free, (len(held), sum(prompt for prompt, _ in held)), lambda requests, context: float(requests), most)
     known.hold(held, left)
     return known
 
@@ -70,13 +70,22 @@ def test_answers_go_on_while_prompts_before_are_computed() -> None:
     assert forecast(memory(20)).seconds((), [(0, 20), (0, 12)], 0.0) == 20 + 10 + 12, "the first prompt's own answer: 10 steps"
 
 
+def test_a_prompt_waits_for_a_place_to_run() -> None:
+    """Two may run: the third waits for the first answer, of 3 steps of 2 s, the fourth for one of 10 steps from then on, too."""
+    held = [(10, 5), (10, 5)]
+    assert forecast(memory(100, held, [3, 30], 2)).seconds((), [(0, 4)], 0.0) == 3 * 2 + 4
+    assert forecast(memory(100, held, [3, 30], 3)).seconds((), [(0, 4)], 0.0) == 4
+    assert forecast(memory(100, held, [3, 30], 2)).seconds((), [(0, 4), (0, 4)], 0.0) == 3 * 2 + 4 + 10 * 2 + 4
+    assert forecast(memory(100, most=1)).seconds([(0, 4)], [(0, 4)], 0.0) == 4 + 10 + 4, "one that is computed has a place, too"
+
+
 ANSWERS = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9), st.integers(1, 15)), max_size=6)
 
 
-def slow_wait(free: int, answers: list[tuple[int, int, int]], tokens: int) -> float:
+def slow_wait(free: int, answers: list[tuple[int, int, int]], tokens: int, most: int) -> float:
     """Step by step: every answer takes a token, then those that have ended give all of theirs back."""
     seconds, running = 0.0, [[prompt + done, left] for prompt, done, left in answers]
-    while free < tokens and running:
+    while (free < tokens or len(running) >= most) and running:
         seconds += len(running)
         for one in running:
             one[0], one[1] = one[0] + 1, one[1] - 1
@@ -85,9 +94,9 @@ def slow_wait(free: int, answers: list[tuple[int, int, int]], tokens: int) -> fl
     return seconds
 
 
-@given(ANSWERS, st.integers(0, 30), st.integers(0, 60))
+@given(ANSWERS, st.integers(0, 30), st.integers(0, 60), st.integers(1, 7))
 @SETTINGS
-def test_waits_are_as_in_a_slow_model(answers: list[tuple[int, int, int]], free: int, tokens: int) -> None:
+def test_waits_are_as_in_a_slow_model(answers: list[tuple[int, int, int]], free: int, tokens: int, most: int) -> None:
     """Answers that end in the same step do so one after another here; the seconds are the same."""
-    known = memory(free, [(prompt, done) for prompt, done, _ in answers], [float(left) for *_, left in answers])
-    assert known.wait(tokens) == slow_wait(free, answers, tokens)
+    known = memory(free, [(prompt, done) for prompt, done, _ in answers], [float(left) for *_, left in answers], most)
+    assert known.wait(tokens) == slow_wait(free, answers, tokens, most)

@@ -108,11 +108,16 @@ def test_the_wait_for_room_of_prefill_engines_is_not_predicted(trace: Trace) -> 
         kvsim.simulate(trace, *line, "admission.waits_for_room=true")
 
 
-def test_nothing_waits_for_room_on_an_unlimited_gpu(trace: Trace) -> None:
-    line = ("tiers.gpu.capacity=unlimited", "admission=predicted_ttft", "admission.ttft_s=1")
-    with pytest.raises(UsageError, match=r"waits_for_room has no effect where .* is unlimited: leave it out"):
-        kvsim.simulate(trace, *line, "admission.waits_for_room=true")
-    assert kvsim.simulate(trace, *line).record["admission"]["shed"] == 0
+def test_fewer_are_late_if_the_wait_for_a_place_is_predicted(tmp_path: Path) -> None:
+    """On a GPU with room for all, of whose requests four run at a time."""
+    random = Random(5)
+    trace = written(tmp_path, [(at / 10, random.randint(300, 1500), random.randint(50, 600)) for at in range(300)])
+    line = ("tiers.gpu.capacity=unlimited", "engine.max_running_requests=4", "admission=predicted_ttft", "admission.ttft_s=1")
+    late = []
+    for waits in ("false", "true"):
+        outcome = kvsim.simulate(trace, *line, f"admission.waits_for_room={waits}").outcome
+        late.append(int(np.count_nonzero(outcome.ttft_s > 1)))
+    assert late[1] < 0.5 * late[0] and late[0] > 100
 
 
 @pytest.mark.parametrize("name", ALONE)
