@@ -7,10 +7,13 @@ import pytest
 import yaml
 
 from kvsim.plans.build import build_run
+from kvsim.results.observed import ServerFacts
+from kvsim.servers.simulated import overrides_of
 from kvsim.settings.configuration import compose_with_choices
 from kvsim.sweeps.engine_flags import SERVERS, host_copies, starts, without_server
 from kvsim.sweeps.engine_setup import Setup
 from tests.docs.modules import ROOT
+from tests.servers.shapes import shape
 
 GIB = 2**30
 TWO = ("model=llama3_8b", "hardware=h100", "hardware.gpus=2", "tiers.gpu.capacity=auto")
@@ -82,6 +85,30 @@ def test_host_memory_has_a_copy_of_each_gpu_but_latents_once_where_gpus_share_th
     found = started(*SPARSE, cpu=16 * GIB)
     expected = "SGLang needs 128 GiB of CPU memory for each engine (8 x the KV), and the price has 16 GiB"
     assert [expected in one["notes"] for one in found.values()] == [False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("hardware.gpus=8",),
+        ("hardware.gpus=16",),
+        SPARSE,
+        (*SPARSE, "hardware.pipeline_parallel=2"),
+        ("model=kimi_linear_48b", "hardware.gpus=2", "rules=vllm_hybrid", "page_tokens=64"),
+    ],
+)
+def test_a_vllm_that_was_started_with_the_flags_is_simulated_with_the_cpu_memory_of_the_plan(overrides: tuple[str, ...]) -> None:
+    """What ``kvsim plan`` writes is what ``kvsim validate`` reads."""
+    found = flags(started(*overrides, cpu=16 * GIB)["vLLM"]["command"])
+    settings = {
+        "kv_transfer_config.kv_connector": "OffloadingConnector",
+        "kv_transfer_config.kv_connector_extra_config.cpu_bytes_to_use": float(found["--kv-offloading-size"]) * GIB,
+        "parallel_config.tensor_parallel_size": int(found["--tensor-parallel-size"]),
+    }
+    stages = int(found.get("--pipeline-parallel-size", 1))
+    words = [*(line for line in overrides if not line.startswith("hardware.")), f"hardware.pipeline_parallel={stages}"]
+    facts = ServerFacts(engine="vllm", version="0.33.0", settings=settings)
+    assert "tiers.cpu.capacity=16GiB" in overrides_of(facts, words, shape)[0]
 
 
 def test_the_first_worker_of_lmcache_alone_keeps_latents() -> None:
