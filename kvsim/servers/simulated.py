@@ -158,7 +158,7 @@ ENGINES: Mapping[str, Engine] = {
             Missing(
                 "hicache_storage_backend",
                 _is_set,
-                "the server has storage below its host memory: set tiers.disk.capacity",
+                "the server has storage below its host memory: set tiers.disk.capacity, without the copies that ranks write",
                 "tiers.disk.capacity",
             ),
             Missing(
