@@ -146,7 +146,7 @@ def sweep(
         raise UsageError(refusal("kvsim.sweep: workers", Whole(1), workers))
     plan = SweepPlan(command=command, trace=trace, settings=values_of(settings), fixed=given)
     logger = plan.check()
-    watch = progress(len(plan.jobs), "sweep", unit="jobs") if advance is None else nullcontext(advance)
+    watch = progress(len(plan.jobs), "sweep", unit="jobs", lines=False) if advance is None else nullcontext(advance)
     with folder_for("sweep", output is None) as temporary, Lock(folder := temporary or Path(output or ".")):
         with watch as report, closing(LivePage(folder, len(plan.jobs) - len(plan.planned.refused))) as live:
             ended = run_sweep(plan, folder, workers, report if output is None else live.after(report))
