@@ -33,6 +33,7 @@ from kvsim.sweeps.from_python import SweepPlan, refuse_without_guard, run_sweep,
 from kvsim.sweeps.live import LivePage
 from kvsim.sweeps.sweep_result import Sweep
 from kvsim.trace.base import Trace
+from kvsim.trace.formats import load_source
 from kvsim.trace.memory import loaded_from
 
 NO_FOLDER = "logger: only runs with an output folder are logged: set output='DIR'"
@@ -54,7 +55,7 @@ def load_trace(name: str | Path | None = None, *, page_tokens: int = 16, **setti
     origin = (f"trace={name}", *(override(f"trace.{key}", value) for key, value in settings.items()))
     source, pages = build_trace(compose([*origin, f"page_tokens={page_tokens}"]))
     with without_garbage_collector():
-        return loaded_from(source.load(pages), *origin)
+        return loaded_from(load_source(source, pages), *origin)
 
 
 def replay(
