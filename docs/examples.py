@@ -32,6 +32,8 @@ BLOCK = re.compile(
     r"(?P<text>.*?)^(?P=fence)$",
     re.MULTILINE | re.DOTALL,
 )
+PROGRESS = re.compile(r".*: [\d,]+ of [\d,]+ \w+ after [\d.]+ (s|min|h)")
+"""What a command says of itself each half minute, on a machine that is slow enough."""
 VOLATILE = re.compile(r"[\d.,]+(?:e-\d+)? (m?s|requests/s)\b")
 DRIVER = """
 import contextlib, io, json, sys
@@ -191,7 +193,7 @@ def run_command(command: str, folder: Path, root: Path) -> list[str]:
         ["bash", "-c", command], cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     assert "Traceback (most recent call last)" not in ran.stdout, ran.stdout
-    return [line.rstrip() for line in ran.stdout.rstrip("\n").splitlines()]
+    return [line.rstrip() for line in ran.stdout.rstrip("\n").splitlines() if not PROGRESS.fullmatch(line)]
 
 
 def run_python(page: Path, folder: Path, root: Path) -> list[list[str]]:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from kvsim.commands.hydra_main import read_yaml_fast
 from kvsim.engine.collector import freeze
+from kvsim.results import progress
 from tests.reused_compositions import compositions_are_reused
 
 settings.register_profile(
@@ -50,6 +51,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _composing_is_fast() -> Iterator[None]:
     """YAML is read as in every command, and only once: composing a configuration takes most of the time of many tests."""
     with read_yaml_fast(), compositions_are_reused():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _stderr_is_the_tests_own() -> Iterator[None]:
+    """On a busy machine, a run may take so long that it would tell how far it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress, "LINE_EVERY_S", 3600.0)
         yield
 
 

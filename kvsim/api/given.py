@@ -18,6 +18,7 @@ from kvsim.run.execute import own_folder
 from kvsim.settings.bare_file import is_path
 from kvsim.settings.configuration import compose, quoted
 from kvsim.trace.base import Trace
+from kvsim.trace.formats import load_source
 from kvsim.trace.memory import as_it_is, source_of
 
 
@@ -36,7 +37,7 @@ def loaded(trace: Trace | str | Path, arguments: Arguments) -> tuple[Trace, Argu
         first = [f"trace={choice}"] if choice else ["trace=auto", *first]
     origin = (*first, *(line for line in own if not line.startswith("page_tokens=")))
     source, pages = build_trace(compose([*origin, *(line for line in own if line.startswith("page_tokens="))]))
-    loaded = source.load(pages)
+    loaded = load_source(source, pages)
     loaded.origin = origin
     return loaded, arguments._replace(overrides=[line for line in arguments.overrides if line not in own])
 

@@ -33,6 +33,7 @@ from kvsim.sweeps.from_python import SweepPlan, refuse_without_guard, run_sweep,
 from kvsim.sweeps.live import LivePage
 from kvsim.sweeps.sweep_result import Sweep
 from kvsim.trace.base import Trace
+from kvsim.trace.formats import load_source
 from kvsim.trace.memory import loaded_from
 
 NO_FOLDER = "logger: only runs with an output folder are logged: set output='DIR'"
@@ -54,7 +55,7 @@ def load_trace(name: str | Path | None = None, *, page_tokens: int = 16, **setti
     origin = (f"trace={name}", *(override(f"trace.{key}", value) for key, value in settings.items()))
     source, pages = build_trace(compose([*origin, f"page_tokens={page_tokens}"]))
     with without_garbage_collector():
-        return loaded_from(source.load(pages), *origin)
+        return loaded_from(load_source(source, pages), *origin)
 
 
 def replay(
@@ -146,7 +147,7 @@ def sweep(
         raise UsageError(refusal("kvsim.sweep: workers", Whole(1), workers))
     plan = SweepPlan(command=command, trace=trace, settings=values_of(settings), fixed=given)
     logger = plan.check()
-    watch = progress(len(plan.jobs), "sweep", unit="jobs") if advance is None else nullcontext(advance)
+    watch = progress(len(plan.jobs), "sweep", unit="jobs", lines=False) if advance is None else nullcontext(advance)
     with folder_for("sweep", output is None) as temporary, Lock(folder := temporary or Path(output or ".")):
         with watch as report, closing(LivePage(folder, len(plan.jobs) - len(plan.planned.refused))) as live:
             ended = run_sweep(plan, folder, workers, report if output is None else live.after(report))

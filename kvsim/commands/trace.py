@@ -14,7 +14,7 @@ from kvsim.report.terminal import print_table
 from kvsim.settings.configuration import compose, quoted
 from kvsim.suggest import closest
 from kvsim.trace.base import Trace, TraceSource
-from kvsim.trace.formats import format_of
+from kvsim.trace.formats import format_of, load_source
 from kvsim.trace.spreading import shared_times
 from kvsim.trace.statistics import PUBLISHED, ReuseStatistics, reuse_statistics, trace_statistics
 
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
 def info(arguments: Sequence[str]) -> None:
     """Describe a trace."""
     source, page_tokens = describe(arguments)
-    show(source.load(page_tokens), format_of(source))
+    show(load_source(source, page_tokens), format_of(source))
 
 
 def describe(arguments: Sequence[str]) -> tuple[TraceSource, int]:

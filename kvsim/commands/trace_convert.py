@@ -10,6 +10,7 @@ from kvsim.plans.build import build_trace
 from kvsim.settings.configuration import compose, quoted
 from kvsim.trace.base import TraceSource
 from kvsim.trace.convert import as_lines, compressed
+from kvsim.trace.formats import load_source
 
 USAGE = """\
 usage: kvsim trace convert FILE OUT [--block-tokens N] [--runs] [KEY=VALUE ...]
@@ -40,7 +41,7 @@ def convert(arguments: Sequence[str]) -> None:
     source, _ = build_trace(compose([*overrides, f"trace.path={quoted(path) if path != '-' else path}"]))
     _check(source)
     size = block_tokens or getattr(source, "block_tokens", None) or DEFAULT_BLOCK_TOKENS
-    trace = source.load(size)
+    trace = load_source(source, size)
     with replacing(Path(out)) as file, compressed(out, file) as stream:
         for line in as_lines(trace, packed=packed):
             stream.write(line)

@@ -113,8 +113,8 @@ class HardwareSpec(Parallelism):
     """A GPU model, the number of GPUs that serve together, and their links to the host and its disk.
 
     Rates and sizes are per GPU, as on its datasheet. ``gpus`` GPUs work tensor-parallel: compute, memory, memory bandwidth
-    and host link count ``gpus`` times, the disk once. This assumes that the KV is spread evenly over the GPUs; replicated KV
-    (more GPUs than KV heads) is not modelled. Steps wait for the GPUs to add up their parts (``allreduce_s``) if
+    and host link count ``gpus`` times, the disk once. Where GPUs have copies of KV (``ModelSpec.kv_copies``), each reads and
+    moves its own; the disk has each page once. Steps wait for the GPUs to add up their parts (``allreduce_s``) if
     ``allreduce_bytes_per_s`` is given. Attributes named ``total`` and ``effective`` are for all GPUs together. With
     ``pipeline_parallel`` stages, the GPUs of each stage work so (``stage``).
 

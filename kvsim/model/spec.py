@@ -56,6 +56,16 @@ class ModelSpec(ModelShape, ModelSource):
         parts = 1 if self.is_latent else max(1, self.kv_heads)
         return -(-gpus // parts)
 
+    def shared_kv_copies(self, gpus: int, stages: int) -> int:
+        """Return how many copies of KV engines have below their GPUs that keep once what all of them have; see ``kv_copies``.
+
+        ``gpus`` GPUs share each layer in each of ``stages`` stages. Only latents are kept once, and only where all layers have
+        them and one stage has all layers: so do vLLM (``replicated_layout`` in ``offloading/config.py``, 0.27.0 to 0.33.0) and
+        LMCache (``save_only_first_rank`` in ``v1/cache_engine.py``).
+        """
+        are_once = self.is_latent and not self.is_hybrid and stages == 1
+        return 1 if are_once else self.kv_copies(gpus)
+
     def page_bytes(self, page_tokens: int) -> int:
         """Bytes of a page of ``page_tokens`` tokens, all layers."""
         return page_tokens * self.kv_bytes_per_token

@@ -116,8 +116,7 @@ def build_run(cfg: DictConfig, *, command: str, overrides: Iterable[str] = (), c
         choices["model"] = source.name
     cluster = construct(ClusterSettings, config.get("cluster"), "cluster")
     check_memory(cluster)
-    config["hardware"] = with_gpus(config.get("hardware"), keys)
-    hardware = construct(HardwareSpec, config["hardware"], "hardware")
+    hardware = _hardware(config, keys)
     check_shares(model, hardware)
     if command == "validate":  # on this machine's GPUs, which exchange no activations
         hardware = replace(hardware, allreduce_bytes_per_s=None)
@@ -219,6 +218,20 @@ def _validation_settings(node: Any) -> ValidationSettings:
     folders = node.get("measured") if isinstance(node, dict) else None
     single = {"measured": [folders]} if isinstance(folders, str) else {"measured": []} if folders is None else {}
     return construct(ValidationSettings, node | single if isinstance(node, dict) else node, "validate")
+
+
+def build_shape(cfg: DictConfig, overrides: Iterable[str]) -> tuple[ModelSpec, HardwareSpec]:
+    """Build only the model and the machine; ``overrides`` are those given by the user. Raises UsageError."""
+    config = resolve(cfg)
+    model, hardware = _model_source(config).spec(), _hardware(config, keys_of(overrides))
+    check_shares(model, hardware)
+    return model, hardware
+
+
+def _hardware(config: Config, keys: set[str]) -> HardwareSpec:
+    """Build the machine. The configuration then has the number of GPUs that the degrees of parallelism give."""
+    config["hardware"] = with_gpus(config.get("hardware"), keys)
+    return construct(HardwareSpec, config["hardware"], "hardware")
 
 
 def build_trace(cfg: DictConfig) -> tuple[TraceSource, int]:

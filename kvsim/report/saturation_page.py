@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ RUN_COLUMNS = (
 )  # fmt: skip
 NUMBERED = re.compile(r"-?\d")
 """Values that mean nothing without their setting."""
+WANTED = "saturate.rate"
+HOLDS = {True: "yes", False: "no", None: ""}
+"""Whether a wanted rate is held; None without one."""
 Named = tuple[str, RunRecord]
 """The name of a job and its ``saturate.json``."""
 
@@ -108,17 +112,17 @@ def tables(records: Sequence[Named]) -> list[Table]:
 
 
 def _configurations(records: Sequence[Named]) -> Table:
-    """Return a row for each configuration: those that hold the wanted rate first, then by price; otherwise by rate.
+    """Return a row for each configuration: for each wanted rate, those that hold it first, then by price; otherwise by rate.
 
     Without a wanted rate, prices are left out where each GPU costs 1 and nothing else does, as by default.
     """
     keys, settings = _settings(records)
-    wanted = records[0][1]["wanted_rate"]
+    is_wanted = any(record["wanted_rate"] is not None for _, record in records)
     order = sorted(range(len(records)), key=lambda place: _merit(records[place][1]))
     columns = ["job", *map(heading, keys), "rate", "fails at", "requests/s", "TTFT p99 (s)", "GPUs"]
-    has_prices = wanted is not None or any(record["price_per_hour"] != record["gpus"] for _, record in records)
+    has_prices = is_wanted or any(record["price_per_hour"] != record["gpus"] for _, record in records)
     columns += ["price/h"] if has_prices else []
-    columns += ["holds"] if wanted is not None else []
+    columns += ["holds"] if is_wanted else []
     rows = []
     for place in order:
         name, record = records[place]
@@ -126,7 +130,7 @@ def _configurations(records: Sequence[Named]) -> Table:
         cells = [_rate(record["rate"]), _rate(record["fails_at"]), digits(best.get("requests_per_s"))]
         cells += [digits(best.get("ttft_s_p99")), count(record["gpus"])]
         cells += [digits(record["price_per_hour"])] if has_prices else []
-        cells += [] if wanted is None else ["yes" if record["holds_wanted_rate"] else "no"]
+        cells += [HOLDS[record["holds_wanted_rate"]]] if is_wanted else []
         rows.append((name, *(settings[place].get(key, "") for key in keys), *cells))
     return Table("Highest rates", tuple(columns), rows, _cheapest(records, order))
 
@@ -135,26 +139,44 @@ def _merit(record: RunRecord) -> tuple[float, ...]:
     """Return a key by which the best configuration comes first."""
     price = float("inf") if record["price_per_hour"] is None else record["price_per_hour"]
     n_bytes = sum(float("inf") if size is None else size for size in record["capacity_bytes"].values())
-    rate = -(record["rate"] or 0.0)
-    return (rate, price, n_bytes) if record["wanted_rate"] is None else (not record["holds_wanted_rate"], price, n_bytes, rate)
+    rate, wanted = -(record["rate"] or 0.0), record["wanted_rate"]
+    return (inf, rate, price, n_bytes) if wanted is None else (wanted, not record["holds_wanted_rate"], price, n_bytes, rate)
 
 
 def _cheapest(records: Sequence[Named], order: Sequence[int]) -> str:
-    """Say which configuration holds the wanted rate at the lowest price, and with the least memory at that price."""
-    name, record = records[order[0]]
-    if record["wanted_rate"] is None or len(records) == 1:
-        return ""
+    """Say which configuration holds each wanted rate at the lowest price, and with the least memory at that price."""
+    first: dict[float, Named] = {}
+    for place in order if len(records) > 1 else ():
+        wanted = records[place][1]["wanted_rate"]
+        if wanted is not None:
+            first.setdefault(wanted, records[place])
+    found = [_holding(wanted, *one) for wanted, one in first.items()]
+    if not any(record["holds_wanted_rate"] for _, record in first.values()):
+        return " ".join(f"{line}." for line in found)
+    if len(found) == 1:
+        return f"{found[0]}; of those with the same price, it has the least memory."
+    return f"{'. '.join(found)}. Of those with the same price, the one with the least memory is named."
+
+
+def _holding(wanted: float, name: str, record: RunRecord) -> str:
     if not record["holds_wanted_rate"]:
-        return f"No configuration holds a rate of {record['wanted_rate']:g}."
-    return (
-        f"The cheapest configuration that holds a rate of {record['wanted_rate']:g} is job {name}, at "
-        f"{digits(record['price_per_hour'])} per hour; of those with the same price, it has the least memory."
-    )
+        return f"No configuration holds a rate of {wanted:g}"
+    price = digits(record["price_per_hour"])
+    return f"The cheapest configuration that holds a rate of {wanted:g} is job {name}, at {price} per hour"
 
 
 def _settings(records: Sequence[Named]) -> tuple[list[str], list[dict[str, str]]]:
-    settings = [settings_of(record) for _, record in records]
-    return differing(settings), settings
+    """Return the keys in which configurations differ, what they must hold among them, and all settings of each."""
+    settings = [settings_of(record) | _asked(record) for _, record in records]
+    wanted = {record["wanted_rate"] for _, record in records}
+    return differing(settings, {WANTED} if len(wanted) > 1 else set()), settings
+
+
+def _asked(record: RunRecord) -> dict[str, str]:
+    """Return the rate that a configuration must hold, if one is asked for, and for which share of the requests, as settings."""
+    wanted = record["wanted_rate"]
+    asked = {} if wanted is None else {WANTED: f"{wanted:g}"}
+    return asked | {"saturate.attainment": percent(record["slo"]["attainment"])}
 
 
 def _rate(rate: float | None) -> str:

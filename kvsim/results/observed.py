@@ -1,5 +1,6 @@
 """What a client saw of a real server: one run of a trace's requests, whoever sent them."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,12 @@ class ServerFacts:
     host_capacity_tokens: int | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
     """Its own flags, as it names them."""
+
+    @property
+    def number(self) -> tuple[int, int, int] | None:
+        """Its version as numbers; None if it does not say."""
+        found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", self.version or "")
+        return None if found is None else (int(found[1]), int(found[2]), int(found[3] or 0))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -1,15 +1,20 @@
-"""Shows the progress of a run on a terminal."""
+"""Shows the progress of a run: a bar on a terminal, a line now and then elsewhere."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Event, Thread
 from time import perf_counter
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from kvsim.errors import one_line
+
 INSTANT_S = 0.05
 """A job that is over sooner was finished before, or failed at once."""
+LINE_EVERY_S = 30.0
+"""Seconds between two lines where there is no terminal."""
 
 
 class _Done(ProgressColumn):
@@ -44,21 +49,37 @@ class Remaining:
 
 
 def about(seconds: float) -> str:
-    """Format a time to come: seconds below 90, minutes below 90, then hours."""
+    """Format a time: seconds below 90, minutes below 90, then hours."""
     minutes = seconds / 60
     return f"{seconds:.0f} s" if seconds < 90 else f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
 @contextmanager
 def progress(
-    total: int, label: str, console: Console | None = None, *, shown: bool = True, unit: str = "requests"
+    total: int, label: str, console: Console | None = None, *, shown: bool = True, unit: str = "requests", lines: bool = True
 ) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar with requests (or another ``unit``) per second while the block runs, if ``shown`` and if ``console``
-    (by default standard error) is a terminal. Yields a callback that takes the number done so far."""
+    """Show how far the block is while it runs, if ``shown``: yields a callback that takes the number done so far.
+
+    On a terminal (``console``, by default standard error), a bar shows it with requests (or another ``unit``) per second.
+    Elsewhere, such as in a file, a plain line says it each ``LINE_EVERY_S`` seconds, unless ``lines`` is False: a program that
+    uses kvsim has a standard error of its own.
+    """
     console = console or Console(stderr=True)
+    if not shown or not (console.is_terminal or lines):
+        yield _nothing
+        return
+    with _bar(total, label, console, unit) if console.is_terminal else _lines(total, label, console, unit) as advance:
+        yield advance
+
+
+def _nothing(done: int) -> None:
+    """Show no progress."""
+
+
+@contextmanager
+def _bar(total: int, label: str, console: Console, unit: str) -> Iterator[Callable[[int], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), _Done(unit), TimeElapsedColumn())
-    off = not (shown and console.is_terminal)
-    with Progress(*columns, console=console, transient=True, refresh_per_second=5, disable=off) as bar:
+    with Progress(*columns, console=console, transient=True, refresh_per_second=5) as bar:
         bar.add_task(label, total=total)
         task = bar.tasks[0]
 
@@ -67,3 +88,41 @@ def progress(
             task.completed = done
 
         yield advance
+
+
+@contextmanager
+def _lines(total: int, label: str, console: Console, unit: str) -> Iterator[Callable[[int], None]]:
+    lines = _Lines(total, label, console, unit)
+    lines.start()
+    try:
+        yield lines.advance
+    finally:
+        lines.stop()
+
+
+class _Lines(Thread):
+    """Writes a line on what is done of what now and then, from a thread of its own, so that a long job is no silence."""
+
+    def __init__(self, total: int, label: str, console: Console, unit: str) -> None:
+        super().__init__(daemon=True)
+        self._total, self._label, self._console, self._unit = total, one_line(label), console, unit
+        self._done = 0
+        self._has_ended = Event()
+
+    def advance(self, done: int) -> None:
+        """Record progress."""
+        self._done = done
+
+    def stop(self) -> None:
+        """Write no more lines, and return when none is being written."""
+        self._has_ended.set()
+        self.join()
+
+    def run(self) -> None:
+        began_s = perf_counter()
+        while not self._has_ended.wait(LINE_EVERY_S):
+            line = f"{self._label}: {self._done:,} of {self._total:,} {self._unit} after {about(perf_counter() - began_s)}"
+            try:
+                print(line, file=self._console.file, flush=True)
+            except (OSError, ValueError):  # closed, or nobody reads it any more: the run goes on
+                return

@@ -35,6 +35,7 @@ from kvsim.run.sampling import Sampled, replay_sample
 from kvsim.run.upper_bounds import Bound, bounds_of
 from kvsim.settings.unused_settings import ALLREDUCE
 from kvsim.trace.base import Trace
+from kvsim.trace.formats import load_source
 from kvsim.trace.spreading import shared_times
 
 if TYPE_CHECKING:
@@ -252,10 +253,10 @@ def load_trace(plan: Plan) -> tuple[Trace, float]:
     """
     began = perf_counter()
     if plan.trace.IN_MEMORY:
-        return plan.trace.load(plan.page_tokens), perf_counter() - began
+        return load_source(plan.trace, plan.page_tokens), perf_counter() - began
     key = json.dumps([plan.config["trace"], plan.page_tokens, _file_state(plan)], sort_keys=True)
     if key not in _loaded:
-        _loaded[key] = plan.trace.load(plan.page_tokens)
+        _loaded[key] = load_source(plan.trace, plan.page_tokens)
         freeze()
     _loaded.move_to_end(key)
     while len(_loaded) > KEPT:

@@ -14,6 +14,9 @@ from omegaconf import OmegaConf
 
 from kvsim.core.request import Request
 from kvsim.errors import UsageError
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.model.spec import ModelSpec
+from kvsim.plans.build import build_shape
 from kvsim.plans.construct import construct
 from kvsim.plans.plan import Plan
 from kvsim.report.folder import prepare_folder
@@ -113,9 +116,13 @@ def asked_of(words: Sequence[str], before: Sequence[str] = ()) -> tuple[Source, 
     is_repeated = source.server is not None and source.server.reset
     more = [DEFAULT_RUNS] if is_repeated and not given(keys_of(words), "validate.runs") else []
     if source.facts is not None:
-        found, notes = overrides_of(source.facts, [*before, *words])
+        found, notes = overrides_of(source.facts, [*before, *words], _shape)
         source, more = replace(source, notes=notes), more + found
     return source, more
+
+
+def _shape(overrides: Sequence[str]) -> tuple[ModelSpec, HardwareSpec]:
+    return build_shape(compose(overrides), overrides)
 
 
 def validate_server(
@@ -134,7 +141,7 @@ def validate_server(
     for number, run in enumerate(real, 1):
         if not succeeded(run).any():
             raise UsageError(f"run {number} ({run.source}): {run.failures()}")
-    check_alike(real)
+    check_alike(plan, real)
     answered, other_answers = as_answered(trace.requests, real[0])
     played, note = as_played(as_sent(answered, plan.page_tokens), real[0])
     was_served = np.logical_or.reduce([succeeded(run) for run in real])
@@ -215,13 +222,13 @@ def replays(plan: Plan, requests: Sequence[Request], real: Sequence[ObservedRun]
     return given, left_out if any(numbers) else ""
 
 
-def check_alike(real: Sequence[ObservedRun]) -> None:
+def check_alike(plan: Plan, real: Sequence[ObservedRun]) -> None:
     """Raise UsageError if runs, as far as they tell, are of servers that are simulated differently, or of different loads."""
     first = real[0]
     for number, run in enumerate(real[1:], 2):
         pairs = [(_load(first), _load(run))] if run.client == first.client else []
         if first.facts is not None and run.facts is not None:
-            pairs.append((_server(first.facts), _server(run.facts)))
+            pairs.append((_server(plan, first.facts), _server(plan, run.facts)))
         for one, other in pairs:
             for key in {**one, **other}:
                 if one.get(key) != other.get(key):
@@ -235,9 +242,9 @@ def _load(run: ObservedRun) -> dict[str, Any]:
     return {"server.speed": run.speed, "server.concurrency": run.concurrency}
 
 
-def _server(facts: ServerFacts) -> dict[str, Any]:
-    """Return what of a server is simulated."""
-    found, _ = overrides_of(facts, ())
+def _server(plan: Plan, facts: ServerFacts) -> dict[str, Any]:
+    """Return what of a server is simulated, with the model and the machine of the plan."""
+    found, _ = overrides_of(facts, (), lambda overrides: (plan.model, plan.hardware))
     return {"engine": facts.engine, **dict(line.split("=", 1) for line in found)}
 
 

@@ -1,6 +1,5 @@
 """How a server is simulated: the settings of kvsim for what it says of itself, and its requests as they were sent."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
@@ -10,7 +9,11 @@ import numpy as np
 
 from kvsim.core.request import Request, after_and_joins
 from kvsim.errors import UsageError
+from kvsim.hardware.spec import HardwareSpec
+from kvsim.model.spec import ModelSpec
 from kvsim.results.observed import ObservedRun, ServerFacts
+from kvsim.results.rates import size
+from kvsim.servers.host_memory import HostBytes, as_capacity, copies_in_vllm
 from kvsim.settings.unused_settings import given, keys_of
 
 STAGES = "hardware.pipeline_parallel"
@@ -18,6 +21,9 @@ CLOSE_S = 0.001
 """Times that are no further apart are those of the trace."""
 IN_PLACES = "Simulated requests arrive when the one has ended whose place they took in the first run."
 AS_SENT = "The client did not keep the trace's times: simulated requests arrive when those of the first run were sent."
+
+
+Shape = Callable[[Sequence[str]], tuple[ModelSpec, HardwareSpec]]
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class Engine:
     flags: Sequence[Flag]
     host_preset: str
     """The preset with a CPU tier, for a server that says how large its own is."""
-    host_bytes: str = ""
+    host_bytes: HostBytes | None = None
     """The flag that is the size of that tier in bytes, for an engine that does not say it in tokens."""
     cache_flag: tuple[str, bool] = ("", True)
     """The flag that switches the cache off, and its value then."""
@@ -98,7 +104,7 @@ ENGINES: Mapping[str, Engine] = {
             Flag("parallel_config.tensor_parallel_size", "hardware.gpus", _positive),
         ),
         host_preset="vllm_offload",
-        host_bytes="kv_transfer_config.kv_connector_extra_config.cpu_bytes_to_use",
+        host_bytes=HostBytes("kv_transfer_config.kv_connector_extra_config.cpu_bytes_to_use", copies_in_vllm),
         cache_flag=("cache_config.enable_prefix_caching", False),
         missing=(
             Missing(
@@ -152,7 +158,7 @@ ENGINES: Mapping[str, Engine] = {
             Missing(
                 "hicache_storage_backend",
                 _is_set,
-                "the server has storage below its host memory: set tiers.disk.capacity",
+                "the server has storage below its host memory: set tiers.disk.capacity, without the copies that ranks write",
                 "tiers.disk.capacity",
             ),
             Missing(
@@ -188,11 +194,11 @@ ENGINES: Mapping[str, Engine] = {
 }
 
 
-def overrides_of(facts: ServerFacts, overrides: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the overrides that make kvsim play a server, and notes on where it cannot.
+def overrides_of(facts: ServerFacts, overrides: Sequence[str], shape: Shape) -> tuple[list[str], list[str]]:
+    """Return the overrides that make kvsim play a server, and notes on where it cannot, and on what sizes count.
 
-    What the user's own ``overrides`` set stays as it is; a line notes each that differs from what the server says. Raises
-    UsageError for a server without a cache.
+    What the user's own ``overrides`` set stays as it is; a line notes each that differs from what the server says. ``shape``
+    returns the model and the machine that overrides describe. Raises UsageError for a server without a cache.
     """
     keys, notes = keys_of(overrides), list[str]()
     engine = ENGINES.get(facts.engine)
@@ -202,31 +208,36 @@ def overrides_of(facts: ServerFacts, overrides: Sequence[str]) -> tuple[list[str
         name, off = engine.cache_flag
         if str(facts.settings.get(name)).lower() == str(off).lower():
             raise UsageError(f"the server has its prefix cache switched off ({name}): start it with the cache")
-        has_host = _host_capacity(engine, facts) is not None
         if not given(keys, "rules"):
-            wanted["preset"] = engine.host_preset if has_host else engine.preset
+            wanted["preset"] = engine.host_preset if _tells_host(engine, facts) else engine.preset
         wanted |= _of_flags(engine, facts, own_preset, keys)
         notes += _not_simulated(engine, facts, own_preset or "", keys)
     if "hardware.gpus" in wanted and given(keys, STAGES):  # the server's number is that of each stage
         wanted["hardware.tensor_parallel"] = wanted.pop("hardware.gpus")
     if facts.capacity_tokens:
         wanted["tiers.gpu.capacity"] = f"{facts.capacity_tokens}tokens"
-    if (host := _host_capacity(engine, facts)) is not None:
+    if _tells_host(engine, facts):
+        host, note = _host_capacity(engine, facts, lambda: shape([*overrides, *_added(wanted, keys)]))
         wanted["tiers.cpu.capacity"] = host
+        notes += [note] if note and not given(keys, "tiers.cpu.capacity") else []
     if facts.page_tokens:
         wanted["page_tokens"] = str(facts.page_tokens)
     found = {key.lstrip("+~"): value for key, _, value in (line.partition("=") for line in overrides)}
     differing = {key: value for key, value in wanted.items() if key in found and found[key] != value and key != "preset"}
     notes += [f"{key}={found[key]} is simulated, but the server has {value}" for key, value in differing.items()]
-    return [f"{key}={value}" for key, value in wanted.items() if not given(keys, key)], notes
+    return _added(wanted, keys), notes
+
+
+def _added(wanted: Mapping[str, str], keys: set[str]) -> list[str]:
+    """Return as overrides what the user has not set."""
+    return [f"{key}={value}" for key, value in wanted.items() if not given(keys, key)]
 
 
 def _of_version(engine: Engine, facts: ServerFacts, *, has_host: bool) -> dict[str, str]:
     """Return the settings that play a server's version; none if it does not say."""
-    version = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", facts.version or "")
-    if version is None:
+    number = facts.number
+    if number is None:
         return {}
-    number = tuple(int(part or 0) for part in version.groups())
     rows = engine.until if has_host else {**engine.until, **engine.until_on_gpu}
     return {key: value for last, settings in rows.items() if number[: len(last)] <= last for key, value in settings.items()}
 
@@ -249,15 +260,30 @@ def _may_have_host(engine: Engine, facts: ServerFacts) -> bool:
 def _has_host(engine: Engine, facts: ServerFacts, keys: set[str]) -> bool:
     """Return whether the size of a server's CPU tier is known, from itself or from the user."""
     is_given = given(keys, "tiers.cpu.capacity") is not None and _may_have_host(engine, facts)
-    return is_given or _host_capacity(engine, facts) is not None
+    return is_given or _tells_host(engine, facts)
 
 
-def _host_capacity(engine: Engine | None, facts: ServerFacts) -> str | None:
-    """Return the size of a server's CPU tier, as the setting takes it; None if it has none, or does not say."""
-    if facts.host_capacity_tokens:
-        return f"{facts.host_capacity_tokens}tokens"
-    size = facts.settings.get(engine.host_bytes) if engine is not None else None
-    return f"{size / 2**30:g}GiB" if isinstance(size, int | float) and size > 0 else None
+def _tells_host(engine: Engine | None, facts: ServerFacts) -> bool:
+    """Return whether a server has a CPU tier and says its size."""
+    return bool(facts.host_capacity_tokens) or _host_bytes(engine, facts) is not None
+
+
+def _host_bytes(engine: Engine | None, facts: ServerFacts) -> int | None:
+    return None if engine is None or engine.host_bytes is None else engine.host_bytes.told(facts.settings)
+
+
+def _host_capacity(
+    engine: Engine | None, facts: ServerFacts, shape: Callable[[], tuple[ModelSpec, HardwareSpec]]
+) -> tuple[str, str]:
+    """Return the size of the CPU tier of a server that tells it, as the setting takes it, and a note if the server says more."""
+    n_bytes = _host_bytes(engine, facts)
+    if facts.host_capacity_tokens or n_bytes is None or engine is None or engine.host_bytes is None:
+        return f"{facts.host_capacity_tokens}tokens", ""
+    copies = engine.host_bytes.copies(facts, *shape())
+    counted = n_bytes // copies
+    name = engine.host_bytes.name.rpartition(".")[2]
+    note = f"{name} is {size(n_bytes)} for {copies} copies of the KV, of which a simulation counts one: {size(counted)}"
+    return as_capacity(counted), note if copies > 1 else ""
 
 
 def _of_flags(engine: Engine, facts: ServerFacts, preset: str | None, keys: set[str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from kvsim.settings.sources import files_of
 from kvsim.suggest import closest
 from kvsim.sweeps.measures import MEASURES
 from kvsim.trace.base import Trace
+from kvsim.trace.formats import load_source
 from kvsim.trace.memory import loaded_from
 from kvsim.trace.statistics import unlimited_hit_pages
 
@@ -233,7 +234,7 @@ def grounds(asked: Asked) -> Iterator[Ground]:
 def _loaded(lines: Sequence[str]) -> Trace:
     of_trace = [line for line in lines if _group(line) == "trace"]
     source, pages = build_trace(compose([*of_trace, *(line for line in lines if line not in of_trace)]))
-    return loaded_from(source.load(pages), *of_trace)
+    return loaded_from(load_source(source, pages), *of_trace)
 
 
 def _lines_of(text: str) -> list[str]:

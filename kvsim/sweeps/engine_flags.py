@@ -7,8 +7,11 @@ worker.
 
 Where GPUs have copies of KV, each keeps its own in host memory, but for latents (MLA), which all GPUs of a stage have. Without
 stages and recurrent layers, vLLM keeps them once (``replicated_layout`` in ``offloading/config.py``), and LMCache can, on its
-first rank (``save_only_first_rank`` in ``v1/cache_engine.py``). SGLang's host pool is of each rank; to files, one rank writes
-latents.
+first rank (``save_only_first_rank`` in ``v1/cache_engine.py``). SGLang's host pool is of each rank.
+
+A drive has the copies that are written to it: LMCache's local disk is of each worker that stores. SGLang's ranks have files of
+their own (``config_suffix`` of ``HiCacheFile`` in ``mem_cache/hicache_storage.py``), but latents one file for all, which one rank
+writes (``is_storage_writer``), in each stage. Simulated drives have each page once, so a note says what copies change there.
 """
 
 from collections.abc import Callable, Mapping
@@ -243,8 +246,11 @@ def _copies_on_drive(copies: Callable[[Setup], int]) -> Callable[[Setup], str]:
     def note(setup: Setup) -> str:
         if not setup.disk_bytes or copies(setup) == 1:
             return ""
-        part, simulated = size(setup.disk_bytes // copies(setup)), size(setup.disk_bytes)
-        return f"each GPU writes its copy of the KV to the drive, which holds {part} of it, not {simulated} as in the simulation"
+        n, part, simulated = copies(setup), size(setup.disk_bytes // copies(setup)), size(setup.disk_bytes)
+        return (
+            f"GPUs write {n} copies of the KV to the drive and read them all: it holds {part} of KV, at 1/{n} of its rates; the "
+            f"simulation had {simulated} at full rates, so what the drive brings is too good"
+        )
 
     return note
 

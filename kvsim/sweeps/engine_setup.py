@@ -46,9 +46,8 @@ class Setup:
 
     @property
     def copies_of_shared(self) -> int:
-        """Copies of KV below the GPUs where these share what all of them have: latents alone, and all layers of them."""
-        is_shared = self.plan.model.is_latent and not self.plan.model.is_hybrid and self.pipeline_parallel == 1
-        return 1 if is_shared else self.kv_copies
+        """Copies of KV below the GPUs where these share what all of them have."""
+        return self.plan.model.shared_kv_copies(self.plan.hardware.attention_gpus, self.pipeline_parallel)
 
     @property
     def kv_bytes(self) -> int | None:

@@ -128,7 +128,9 @@ class _Search:
             every = candidates(self.prices, asked.overrides, asked.compositions)
         except UsageError as error:  # the overrides alone have been composed before
             raise UsageError(f"{name}: {error}") from error
-        self.planned: Planned[Candidate] = priced(checked(every, self.plan), self.prices, self.copies)
+        self._copies: dict[tuple[str, ...], int] = {}
+        found = checked(every, self._counted)
+        self.planned: Planned[Candidate] = priced(found, self.prices, lambda one: self._copies[one.lines])
         self.found = self.planned.jobs
         same = len(every) - len(self.found)
         self.notes = list(self.planned.notes)
@@ -144,9 +146,11 @@ class _Search:
         config, choices = self.asked.compositions.compose(one.lines)
         return on_source(build_run(config, command="plan", overrides=one.lines, choices=choices), self.asked.source)
 
-    def copies(self, one: Candidate) -> int:
-        """Return how many copies of KV are in the CPU memory of a candidate's engines."""
-        return host_copies(_setup(self.plan(one), one))
+    def _counted(self, one: Candidate) -> Plan:
+        """Make the plan of a candidate, and keep how many copies of KV its CPU memory has. Raises UsageError."""
+        plan = self.plan(one)
+        self._copies[one.lines] = host_copies(_setup(plan, one))
+        return plan
 
     def run(self) -> RunRecord:
         """Try the candidates, and return the content of ``plan.json``. Raises UsageError if one reason keeps all from running."""

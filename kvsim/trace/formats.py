@@ -7,10 +7,10 @@ from difflib import get_close_matches
 from functools import cache
 from itertools import chain
 
-from kvsim.errors import TraceError
+from kvsim.errors import TraceError, UsageError
 from kvsim.trace.aiperf_inputs import AIPerfInputs
 from kvsim.trace.bailian import Bailian
-from kvsim.trace.base import TraceSource
+from kvsim.trace.base import Trace, TraceSource
 from kvsim.trace.columns import renamed
 from kvsim.trace.dag import Dag
 from kvsim.trace.dynamo import Dynamo
@@ -160,6 +160,35 @@ def _block_size(records: Iterable[Record], known: Format) -> dict[str, int]:
 def format_of(source: TraceSource) -> str:
     """Return the name of the format that a source reads; empty for a generator."""
     return next((known.name for known in (*FORMATS, BINARY) if known.reader is type(source)), "")
+
+
+def load_source(source: TraceSource, page_tokens: int) -> Trace:
+    """Load a trace as its ``load`` does. The error of a file that another reader is for names that one."""
+    try:
+        return source.load(page_tokens)
+    except UsageError as error:
+        if not isinstance(source, FileTrace) or type(error) not in (TraceError, UsageError) or not (other := _other(source)):
+            raise
+        if isinstance(error, TraceError):
+            path, line, problem = error.args
+            raise TraceError(path, line, f"{problem}; this looks like trace={other}") from error
+        own = format_of(source)
+        raise TraceError(source.path, None, f"this is no file of trace={own}: it looks like trace={other}") from error
+
+
+def _other(source: FileTrace) -> str:
+    """Return the name of the format that a file has whose first record lacks what this one's has; empty if there is none."""
+    if not os.path.isfile(source.path):
+        return ""
+    try:
+        known, _ = recognise(source.path, source.max_line_bytes, source.columns)
+        if known is BINARY:
+            return "" if isinstance(source, Lcp) else BINARY.name
+        found = next(source.read(1)).names()
+    except TraceError:
+        return ""
+    own = [one for one in FORMATS if one.reader is type(source)]
+    return "" if any(not one.missing(found) for one in own) else known.name
 
 
 def _nearest(found: Collection[str]) -> str:

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from kvsim.cli import main
+from kvsim.plans.build import build_run
+from kvsim.sweeps import purchasing
 
 REQUESTS = 100
 MACHINES = {"fast": "fixed_s: 0.25", "slow": "fixed_s: 0.5", "small": "memory_bytes: 1064960", "large": "memory_bytes: 2000000"}
@@ -97,6 +99,22 @@ def test_cpu_memory_is_paid_for_each_copy_of_the_kv(folder: Path, capsys: pytest
     shown = capsys.readouterr().out
     assert "4x fast (1 x TP4), 2 x 3 GiB of CPU memory: 100.00% meet" in shown
     assert re.search(r"7\.00 4x fast +1 x TP4 +2 x 3 GiB", shown), "as the price differs by it"
+
+
+def test_a_configuration_with_cpu_memory_is_planned_once_before_any_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "prices.yaml").write_text("per: hour\ngpus: {fast: 1}\ncpu_gib: 1\nchoices: {engines: [1, 2], cpu: [1MiB, 2MiB]}\n")
+    planned = list[str]()
+
+    def build(config: Any, **more: Any) -> Any:
+        planned.append(f"{config.cluster.engines} {config.tiers.cpu.capacity}")
+        return build_run(config, **more)
+
+    monkeypatch.setattr(purchasing, "build_run", build)
+    assert plan() == 0
+    found = record()["candidates"]
+    assert sorted(planned[: len(found)]) == ["1 1MiB", "1 2MiB", "2 1MiB", "2 2MiB"]
+    ran = [one for one in found if one["outcome"] in ("holds", "fails")]
+    assert len(planned) == len(found) + 1 + len(ran), "one for the trace, and one for each run"
 
 
 def test_the_rate_may_be_called_as_for_saturate() -> None:

@@ -133,6 +133,7 @@ def test_objectives_that_differ_are_not_called_those_of_all(folder: Path, capsys
     assert saturate(*SERVER[:-1], "-m", "slo.ttft_s=0.3,0.6", "output=both") == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "The highest rate at which requests meet the objectives of their configuration." in shown
+    assert "slo ttft s" in shown, "a column"
     page = (folder / "both" / "saturate.html").read_text()
     assert "have TTFT" not in page and "the highest rate at which objectives hold, which differ" in page
 
@@ -145,6 +146,41 @@ def test_the_cheapest_configuration_that_holds_a_rate_is_named(capsys: pytest.Ca
     assert [record(f"out/{job}")["price_per_hour"] for job in range(3)] == [2.5, 5.0, 7.5]
     shown = " ".join(capsys.readouterr().out.split())
     assert "The cheapest configuration that holds a rate of 6 is job 1, at 5.00 per hour" in shown
+
+
+def test_the_share_of_requests_that_must_meet_objectives_is_a_column_where_it_differs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert saturate("-m", *SERVER, "saturate.attainment=0.5,0.99") == 0
+    printed = capsys.readouterr().out.rpartition("kvsim saturate")[2]
+    assert "saturate attainment" in printed
+    assert {tuple(line.split()[:2]) for line in printed.splitlines() if line[:1].isdigit()} == {("0", "50.00%"), ("1", "99.00%")}
+
+
+def test_each_of_several_wanted_rates_has_its_own_answer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One engine holds a rate of 3, two one of 6, and none of 20."""
+    assert saturate("-m", *SERVER, "cluster.engines=1,2", "saturate.rate=20,6,3") == 0
+    found = {(one["config"]["cluster"]["engines"], one["wanted_rate"]): one for one in (record(f"out/{job}") for job in range(6))}
+    assert {key: one["holds_wanted_rate"] for key, one in found.items()} == {
+        (1, 3): True, (1, 6): False, (1, 20): False, (2, 3): True, (2, 6): True, (2, 20): False,
+    }  # fmt: skip
+    printed = capsys.readouterr().out.rpartition("kvsim saturate")[2]
+    rows = [line.split() for line in printed.splitlines() if line[:1].isdigit()]
+    assert [(row[1], row[2], row[-1]) for row in rows] == [
+        ("1", "3", "yes"), ("2", "3", "yes"), ("2", "6", "yes"), ("1", "6", "no"), ("1", "20", "no"), ("2", "20", "no"),
+    ]  # fmt: skip
+    answer = (
+        "The cheapest configuration that holds a rate of 3 is job 2, at 1.00 per hour. "
+        "The cheapest configuration that holds a rate of 6 is job 4, at 2.00 per hour. "
+        "No configuration holds a rate of 20. Of those with the same price, the one with the least memory is named."
+    )
+    assert answer in " ".join(printed.split()) and answer in (folder / "out" / "saturate.html").read_text()
+    with open("out/saturate.csv") as file:
+        assert {(row["job"], row["saturate.rate"]) for row in csv.DictReader(file)} >= {("0", "20"), ("1", "6"), ("2", "3")}
+
+
+def test_a_rate_that_no_configuration_holds_is_told_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert saturate("-m", *SERVER, "cluster.engines=1,2", "saturate.rate=20") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "No configuration holds a rate of 20. out:" in printed and "saturate rate" not in printed
 
 
 @pytest.mark.parametrize(

@@ -302,3 +302,15 @@ def test_answers_that_are_not_as_long_as_in_the_trace_are_simulated_as_they_were
     assert simulated / requests_s[0] == pytest.approx(12.4) == real / requests_s[1]
     assert validate(f"results={saved('2.jsonl.gz')}", "output=same", *WIDE) == 0
     assert "answers" not in capsys.readouterr().out
+
+
+def test_cpu_memory_that_a_server_fills_with_copies_is_simulated_without_them() -> None:
+    """16 GPUs have two copies of 8 KV heads, so half of the server's 512 MiB is for other pages."""
+    settings = {
+        "parallel_config.tensor_parallel_size": 16,
+        "kv_transfer_config.kv_connector_extra_config.cpu_bytes_to_use": 1 << 29,
+    }
+    assert validate(f"results={saved('run.jsonl.gz', facts=replace(FACTS, settings=settings))}", "output=out", *WIDE) == 0
+    found = record("out")
+    assert found["config"]["tiers"]["cpu"]["capacity"] == "268435456B" and found["config"]["hardware"]["gpus"] == 16
+    assert any(line.startswith("Cpu_bytes_to_use is 512 MiB for 2 copies of the KV") for line in found["notes"])

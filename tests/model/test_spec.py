@@ -254,3 +254,9 @@ def test_gpus_have_copies_of_kv_where_there_are_more_of_them_than_kv_heads() -> 
     eight_heads, latent = published("llama3_8b"), published("deepseek_v3")
     assert [eight_heads.kv_copies(gpus) for gpus in (1, 4, 8, 16, 32)] == [1, 1, 1, 2, 4]
     assert [latent.kv_copies(gpus) for gpus in (1, 2, 8)] == [1, 2, 8]
+
+
+def test_latents_alone_are_kept_once_below_gpus_that_share_what_all_of_them_have() -> None:
+    heads, latent, hybrid = published("llama3_8b"), published("deepseek_v3"), published("kimi_linear_48b")
+    assert [one.shared_kv_copies(16, 1) for one in (heads, latent, hybrid)] == [2, 1, 16]
+    assert [one.shared_kv_copies(8, 2) for one in (heads, latent, hybrid)] == [1, 8, 8]

@@ -1,7 +1,12 @@
 import io
+import re
+import threading
+from threading import Event
 
+import pytest
 from rich.console import Console
 
+from kvsim.results import progress as module
 from kvsim.results.progress import Remaining, progress
 
 
@@ -16,12 +21,58 @@ def test_the_bar_shows_requests_done_and_requests_a_second():
     assert "/s" in text
 
 
-def test_nothing_is_written_where_there_is_no_terminal():
+class Told(io.StringIO):
+    """A file that says when a number of lines have been written."""
+
+    def __init__(self, lines: int) -> None:
+        super().__init__()
+        self.expected, self.has_lines = lines, Event()
+
+    def flush(self) -> None:
+        if self.getvalue().count("\n") >= self.expected:
+            self.has_lines.set()
+
+
+def test_lines_say_what_is_done_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LINE_EVERY_S", 0.001)
+    file = Told(2)
+    with progress(1200, "replay \x1b[1m of a", Console(file=file, force_terminal=False), unit="runs") as advance:
+        advance(300)
+        assert file.has_lines.wait(30)
+    text = file.getvalue()
+    *_, last = text.splitlines()
+    assert re.fullmatch(r"replay \\x1b\[1m of a: 300 of 1,200 runs after \d+ s", last), last
+    assert all(letter.isprintable() or letter == "\n" for letter in text) and text.endswith("\n")
+    assert not any(isinstance(thread, module._Lines) for thread in threading.enumerate()), "no line comes after the block"
+
+
+def test_a_short_job_a_hidden_one_and_one_of_a_program_write_nothing_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     console = Console(file=io.StringIO(), force_terminal=False)
     with progress(1200, "replay", console) as advance:
         advance(300)
-    assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue() == ""
+    monkeypatch.setattr(module, "LINE_EVERY_S", 0.0)
+    for hidden in ({"shown": False}, {"lines": False}):
+        with progress(1200, "replay", console, **hidden) as advance:
+            advance(300)
+            assert not any(isinstance(thread, module._Lines) for thread in threading.enumerate())
+    assert isinstance(console.file, io.StringIO) and console.file.getvalue() == ""
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError, ValueError])
+def test_a_run_goes_on_when_nobody_reads_its_lines(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LINE_EVERY_S", 0.001)
+    was_written = Event()
+
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            was_written.set()
+            raise error
+
+    with progress(10, "replay", Console(file=Closed(), force_terminal=False)) as advance:
+        assert was_written.wait(30)
+        advance(10)
 
 
 def test_a_sweep_says_how_many_jobs_are_done_and_how_long_the_others_take() -> None:

@@ -8,6 +8,7 @@ from kvsim.calibration.server import measure
 from kvsim.errors import UsageError
 from kvsim.servers.dialects import sglang, vllm
 from kvsim.servers.dialects.vllm import Vllm
+from kvsim.servers.host_memory import SHARES
 from kvsim.servers.http import Http
 from kvsim.servers.play import get_to_know, read_facts
 from kvsim.servers.results import sglang_bench
@@ -104,7 +105,8 @@ def test_what_is_read_of_a_server_s_settings_is_kept(engine: str, table: frozens
     read = (
         {flag.name for flag in played.flags} | {one.name for one in played.missing} | {played.cache_flag[0], *played.host_flags}
     )
-    assert read | ({played.host_bytes} - {""}) <= table
+    of_host = {played.host_bytes.name, *SHARES} if played.host_bytes is not None else set()
+    assert read | of_host <= table
     for names in (measure.STEP_TOKENS, measure.RUNNING, measure.LONGEST):
         assert table & set(names)
     assert measure.JOINS.get(engine, played.cache_flag[0]) in table

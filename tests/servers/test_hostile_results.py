@@ -9,6 +9,7 @@ from kvsim.servers.results.formats import facts_of, read_file
 from kvsim.servers.simulated import overrides_of
 from tests.mutations import as_lines, bomb, few, gzipped, json_lines, packed, refusal
 from tests.servers.hostile import FILES, SAVED
+from tests.servers.shapes import shape
 from tests.servers.test_result_files import requests
 
 
@@ -22,7 +23,7 @@ def is_read(path: Path, content: bytes) -> bool:
             assert len(run.errors) == len(run.sent_s) == len(run.token_gaps_s) == 3
             assert all(len(tokens) == 3 for tokens in (run.cached_tokens, run.prompt_tokens, *run.tier_tokens.values()))
         if facts is not None:
-            refusal(lambda: overrides_of(facts, ()), "")
+            refusal(lambda: overrides_of(facts, (), shape), "")
 
     return not refusal(read, f"{path}")
 

@@ -1,5 +1,6 @@
 """What a server says of itself, as settings of kvsim; and its requests, as they were sent."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,10 @@ import pytest
 
 from kvsim.errors import UsageError
 from kvsim.results.observed import ServerFacts
-from kvsim.servers.simulated import as_played, only, overrides_of
+from kvsim.servers import simulated
+from kvsim.servers.simulated import as_played, only
 from tests.report.servers.observed_runs import observed
+from tests.servers.shapes import shape
 from tests.workloads import make_request
 
 VLLM = {
@@ -19,6 +22,10 @@ SGLANG = {
     "chunked_prefill_size": 4096, "max_running_requests": None, "disable_overlap_schedule": True, "schedule_policy": "dfs-weight",
     "enable_mixed_chunk": False, "hicache_write_policy": "write_back", "disable_radix_cache": False, "tp_size": 2,
 }  # fmt: skip
+
+
+def overrides_of(facts: ServerFacts, overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    return simulated.overrides_of(facts, overrides, shape)
 
 
 def facts(engine: str, settings: dict[str, Any], **more: Any) -> ServerFacts:
@@ -173,6 +180,52 @@ def test_vllm_with_cpu_offloading_is_played_by_its_preset_for_it() -> None:
     }
     found, notes = overrides_of(facts("vllm", connector), [])
     assert {"preset=vllm_offload", "tiers.cpu.capacity=16GiB"} <= set(found) and notes == []
+
+
+BYTES, CONNECTOR = "kv_transfer_config.kv_connector_extra_config.cpu_bytes_to_use", "kv_transfer_config.kv_connector"
+MLA, HEADS, STAGED = "model=deepseek_v3", "model=llama3_8b", "hardware.pipeline_parallel=2"
+EXECUTOR, NODES = "parallel_config.distributed_executor_backend", "parallel_config.nnodes"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "version", "more", "overrides", "copies"),
+    [
+        (8, "0.33.0", {}, [HEADS], 1),
+        (16, "0.33.0", {}, [HEADS], 2),
+        (8, "0.33.0", {EXECUTOR: "mp", NODES: 1}, [MLA], 1),
+        (8, None, {}, [MLA], 1),
+        (8, "0.27.0", {}, [MLA], 1),
+        (8, "0.26.0", {}, [MLA], 8),
+        (8, "0.33.0", {CONNECTOR: "SimpleCPUOffloadConnector"}, [MLA], 8),
+        (8, "0.33.0", {EXECUTOR: "ray"}, [MLA], 8),
+        (8, "0.33.0", {EXECUTOR: "mp", NODES: 2}, [MLA], 8),
+        (8, "0.33.0", {}, [MLA, STAGED], 8),
+        (2, "0.33.0", {}, ["model=kimi_linear_48b"], 2),
+    ],
+)
+def test_the_cpu_memory_of_a_vllm_has_a_copy_of_the_kv_for_each_gpu_that_keeps_one(
+    gpus: int, version: str | None, more: dict[str, Any], overrides: list[str], copies: int
+) -> None:
+    """8 KV heads on 16 GPUs are there twice, latents on each GPU; in one memory for all, latents are there once."""
+    settings = {CONNECTOR: "OffloadingConnector", BYTES: 16 * 2**30, "parallel_config.tensor_parallel_size": gpus, **more}
+    found, notes = overrides_of(facts("vllm", settings, version=version), overrides)
+    assert f"tiers.cpu.capacity={16 // copies}GiB" in found
+    line = f"cpu_bytes_to_use is 16 GiB for {copies} copies of the KV, of which a simulation counts one: {16 // copies} GiB"
+    assert notes == [line] * (copies > 1)
+
+
+def test_a_size_in_bytes_is_kept_to_the_byte() -> None:
+    settings = {BYTES: 16 * 2**30 + 7.0, "parallel_config.tensor_parallel_size": 16}
+    assert f"tiers.cpu.capacity={8 * 2**30 + 3}B" in overrides_of(facts("vllm", settings), [HEADS])[0]
+    for size in (0, -1, True, "16", float("inf"), float("nan"), 10**400):
+        assert not any(line.startswith("tiers.cpu") for line in overrides_of(facts("vllm", {BYTES: size}), [])[0])
+
+
+def test_a_cpu_tier_that_the_user_sets_needs_no_note_on_copies() -> None:
+    settings = {BYTES: 16 * 2**30, "parallel_config.tensor_parallel_size": 16}
+    found, notes = overrides_of(facts("vllm", settings), [HEADS, "tiers.cpu.capacity=16GiB"])
+    assert not any(line.startswith("tiers.cpu") for line in found)
+    assert notes == ["tiers.cpu.capacity=16GiB is simulated, but the server has 8GiB"]
 
 
 REQUESTS = [

@@ -7,10 +7,13 @@ import pytest
 import yaml
 
 from kvsim.plans.build import build_run
+from kvsim.results.observed import ServerFacts
+from kvsim.servers.simulated import overrides_of
 from kvsim.settings.configuration import compose_with_choices
 from kvsim.sweeps.engine_flags import SERVERS, host_copies, starts, without_server
 from kvsim.sweeps.engine_setup import Setup
 from tests.docs.modules import ROOT
+from tests.servers.shapes import shape
 
 GIB = 2**30
 TWO = ("model=llama3_8b", "hardware=h100", "hardware.gpus=2", "tiers.gpu.capacity=auto")
@@ -84,6 +87,30 @@ def test_host_memory_has_a_copy_of_each_gpu_but_latents_once_where_gpus_share_th
     assert [expected in one["notes"] for one in found.values()] == [False, False, True, False]
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("hardware.gpus=8",),
+        ("hardware.gpus=16",),
+        SPARSE,
+        (*SPARSE, "hardware.pipeline_parallel=2"),
+        ("model=kimi_linear_48b", "hardware.gpus=2", "rules=vllm_hybrid", "page_tokens=64"),
+    ],
+)
+def test_a_vllm_that_was_started_with_the_flags_is_simulated_with_the_cpu_memory_of_the_plan(overrides: tuple[str, ...]) -> None:
+    """What ``kvsim plan`` writes is what ``kvsim validate`` reads."""
+    found = flags(started(*overrides, cpu=16 * GIB)["vLLM"]["command"])
+    settings = {
+        "kv_transfer_config.kv_connector": "OffloadingConnector",
+        "kv_transfer_config.kv_connector_extra_config.cpu_bytes_to_use": float(found["--kv-offloading-size"]) * GIB,
+        "parallel_config.tensor_parallel_size": int(found["--tensor-parallel-size"]),
+    }
+    stages = int(found.get("--pipeline-parallel-size", 1))
+    words = [*(line for line in overrides if not line.startswith("hardware.")), f"hardware.pipeline_parallel={stages}"]
+    facts = ServerFacts(engine="vllm", version="0.33.0", settings=settings)
+    assert "tiers.cpu.capacity=16GiB" in overrides_of(facts, words, shape)[0]
+
+
 def test_the_first_worker_of_lmcache_alone_keeps_latents() -> None:
     found = started(*SPARSE, cpu=16 * GIB, disk=64 * GIB)["vLLM with LMCache"]
     file = yaml.safe_load(found["files"]["lmcache.yaml"])
@@ -99,8 +126,20 @@ def test_copies_of_kv_heads_share_the_drive() -> None:
     found = started("hardware.gpus=16", cpu=16 * GIB, disk=64 * GIB)
     file = yaml.safe_load(found["vLLM with LMCache"]["files"]["lmcache.yaml"])
     assert (file["max_local_cpu_size"], file["max_local_disk_size"]) == (2, 4) and "extra_config" not in file
-    note = "each GPU writes its copy of the KV to the drive, which holds 32 GiB of it, not 64 GiB as in the simulation"
-    assert all(note in one["notes"] for one in found.values())
+    note = (
+        "GPUs write 2 copies of the KV to the drive and read them all: it holds 32 GiB of KV, at 1/2 of its rates; the "
+        "simulation had 64 GiB at full rates, so what the drive brings is too good"
+    )
+    assert len(found) == 3 and all(note in one["notes"] for one in found.values())
+
+
+def test_latents_are_in_sglang_s_files_once_also_with_stages_and_in_lmcache_s_for_each_worker() -> None:
+    found = started(*SPARSE, "hardware.pipeline_parallel=2", cpu=64 * GIB, disk=64 * GIB)
+    told = {name: [line for line in one["notes"] if "to the drive" in line] for name, one in found.items()}
+    assert told["SGLang"] == []
+    assert all("4 copies of the KV to the drive" in told[name][0] for name in ("vLLM with LMCache", "SGLang with LMCache"))
+    alone = started(*SPARSE, cpu=64 * GIB, disk=64 * GIB)
+    assert not any("to the drive" in line for one in alone.values() for line in one["notes"])
 
 
 def test_attention_of_own_requests_has_flags_of_sglang() -> None:

@@ -1,5 +1,9 @@
 """A file's format is recognised, and read as if it had been named."""
 
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
 import pytest
 from omegaconf import OmegaConf
 
@@ -8,7 +12,8 @@ from kvsim.cli import main
 from kvsim.errors import TraceError, UsageError
 from kvsim.plans.build import build_run, build_trace
 from kvsim.settings.configuration import compose, with_trace_file
-from kvsim.trace.formats import recognise
+from kvsim.trace.formats import FORMATS, recognise
+from tests.trace.test_lcp import ROWS, written
 
 FIRST = {
     "mooncake": {"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]},
@@ -144,3 +149,46 @@ def test_a_binary_file_of_another_layout_is_refused(name, write, capsys):
         recognise(path)
     assert main(["replay", f"trace.path={path}"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+ANOTHER = [(own, name) for own in FIRST for name in (*FIRST, "openai", "tracelab")]
+
+
+@pytest.mark.parametrize(("own", "name"), [pair for pair in ANOTHER if pair[0] != pair[1]])
+def test_the_error_of_another_reader_names_the_one_that_fits(own: str, name: str, write: Any) -> None:
+    """Unless the file has the fields by which that reader's format is known."""
+    path = write(FIRST[own])
+    found = [one for one in FORMATS if one.name == name]
+    fits = any(set(one.fields) <= FIRST[own].keys() for one in found)
+    told = ""
+    with suppress(UsageError) if fits else pytest.raises(TraceError) as caught:
+        load_trace(name, path=path, page_tokens=16)
+    if caught is not None:
+        told = str(caught.value)
+        assert told.startswith(path)
+    assert told.endswith(f"looks like trace={own}") != fits
+
+
+def test_the_reader_that_fits_is_named_wherever_traces_are_loaded(
+    write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = f"trace.path={write(FIRST['mooncake'])}"
+    convert = ["trace", "convert", file.partition("=")[2], "out.jsonl"]
+    for command in (["replay", file], ["curve", file], ["trace", "info", file], convert, ["leaderboard", file]):
+        assert main([*command, "trace=weka"]) == 2
+        line = "requests is missing; it must be a list; this looks like trace=mooncake"
+        assert line in capsys.readouterr().err, command
+
+
+def test_a_binary_file_is_told_from_lines_and_an_unknown_file_has_no_hint(tmp_path: Path, write: Any) -> None:
+    binary = tmp_path / "requests.lcp"
+    binary.write_bytes(written(ROWS))
+    with pytest.raises(TraceError, match="this looks like trace=lcp"):
+        load_trace("mooncake", path=str(binary))
+    for fields in ({"unknown": 1}, {}):
+        with pytest.raises(TraceError) as caught:
+            load_trace("mooncake", path=write(fields))
+        assert "hash_ids is missing" in str(caught.value) and "looks like" not in str(caught.value)
+    with pytest.raises(UsageError, match="No such file"):
+        load_trace("weka", path=str(tmp_path / "absent.jsonl"))
