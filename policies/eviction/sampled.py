@@ -45,10 +45,16 @@ class SampledEviction(EvictionPolicy):
 
         Those ask for each where a subclass has a score of its own (``scores_as``).
         """
+        nodes = [leaf.node for leaf in leaves]
+        return self.lowest_of(
+            leaves, self.scores(nodes, now) if self._scores_at_once else [self.score(node, now) for node in nodes]
+        )
+
+    def lowest_of(self, leaves: list[Leaf], scores: list[float]) -> Leaf:
+        """Return the leaf of the lowest of these scores."""
         tier, lowest, least = self.tier, leaves[0], inf
-        scores = self.scores([leaf.node for leaf in leaves], now) if self._scores_at_once else None
         for at, leaf in enumerate(leaves):
-            score = self.score(leaf.node, now) if scores is None else scores[at]
+            score = scores[at]
             if score < least or score == least and leaf.node.last_used_in(tier) < lowest.node.last_used_in(tier):
                 lowest, least = leaf, score
         return lowest
