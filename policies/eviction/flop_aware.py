@@ -74,6 +74,10 @@ class FlopAware(SteppingEviction):
         """Entries in ascending order of last use."""
         self._others: list[Entry] = []
         """Entries that would have broken that order: a heap by minus the last use."""
+        self._older: list[Entry] = []
+        """Those that are not in this heap yet: hardly any is ever used later than the last of ``_newest``."""
+        self._older_s = -NEVER
+        """The latest of their last uses."""
         self._entries = 0
         self._compact_at = 1024
         self._offered: dict[Node, None] = {}
@@ -171,7 +175,9 @@ class FlopAware(SteppingEviction):
             self.on_evictable(state)
 
     def on_evictable(self, node: Node) -> None:
-        self._offered.pop(node, None)
+        offered = self._offered
+        if offered and node in offered:
+            del offered[node]
         place = self._place(node)
         if place != NOWHERE:
             self._add(node, place)
@@ -240,8 +246,10 @@ class FlopAware(SteppingEviction):
         if not newest or used_s >= newest[-1][0]:
             newest.append(entry)
         else:
-            heappush(self._others, (-used_s, number, node, turn))
-        if len(newest) + len(self._others) > self._compact_at:
+            self._older.append(entry)
+            if used_s > self._older_s:
+                self._older_s = used_s
+        if len(newest) + len(self._others) + len(self._older) > self._compact_at:
             self._compact()
 
     def _reach(self, place: int) -> int:
@@ -262,9 +270,9 @@ class FlopAware(SteppingEviction):
     def _compact(self) -> None:
         """Drop stale entries."""
         tier = self.tier
-        entries = self._newest + [(-entry[0], entry[1], entry[2], entry[3]) for entry in self._others]
+        entries = self._newest + self._older + [(-entry[0], entry[1], entry[2], entry[3]) for entry in self._others]
         self._newest = sorted([entry for entry in entries if entry[2].is_evictable(tier) and entry[0] == self._used_at(entry[2])])
-        self._others = []
+        self._others, self._older, self._older_s = [], [], -NEVER
         self._compact_at = max(1024, 8 * len(self._newest))
         bins = self._bins
         bins.fill(
@@ -378,6 +386,10 @@ class FlopAware(SteppingEviction):
         """Return the number of requests announced by the most recent use of any leaf; there must be a leaf."""
         tier, offered, newest, others = self.tier, self._offered, self._newest, self._others
         while True:
+            if self._older and (not newest or self._older_s > newest[-1][0]):
+                for entry in self._older:
+                    heappush(others, (-entry[0], entry[1], entry[2], entry[3]))
+                self._older, self._older_s = [], -NEVER
             is_other = not newest or bool(others) and -others[0][0] > newest[-1][0]
             used_s, number, node, turn = others[0] if is_other else newest[-1]
             is_leaf = (

@@ -84,7 +84,10 @@ class Bins:
 
     def pop(self, known: Bin) -> None:
         """Remove a bin's head."""
-        heappop(known.entries)
+        if len(known.entries) == 1:
+            known.entries.pop()
+        else:
+            heappop(known.entries)
         self.note_later(known)
 
     def note_later(self, changed: Bin) -> None:
