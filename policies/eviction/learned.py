@@ -64,10 +64,8 @@ class Learned(SampledEviction):
     def on_merge(self, upper: Node, lower: Node) -> None:
         self._leaves.use(lower)
 
-    def lowest(self, leaves: list[Leaf], now: float) -> Leaf:
-        if not self._scores_leaves:
-            return super().lowest(leaves, now)
-        return self.lowest_of(leaves, self._scores_by(self._features_of(leaves, now)))
+    def scores_of(self, leaves: list[Leaf], now: float) -> list[float]:
+        return self._scores_by(self._features_of(leaves, now)) if self._scores_leaves else super().scores_of(leaves, now)
 
     def scores(self, nodes: list[Node], now: float) -> list[float]:
         return self._scores_by(self.features(nodes, now))
