@@ -6,10 +6,10 @@ frees the victim's own bytes. Ages are counted in requests, as in that code: if 
 in seconds is large for the newest requests and the same for all others.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Final
 
 from kvsim.core.request import Request
@@ -17,7 +17,8 @@ from kvsim.core.subclassing import mypyc_attr
 from kvsim.core.tree import READY, Node
 from kvsim.numbers import Real, check_settings
 from kvsim.policies.context import PolicyContext
-from kvsim.policies.eviction.base import EvictionPolicy
+from kvsim.policies.eviction.base import SteppingEviction
+from kvsim.policies.eviction.flop_bins import NEVER, Bin, Bins, Entry
 from kvsim.policies.eviction.flop_tuning import Tuning
 from kvsim.policies.fields import keep_types
 
@@ -27,16 +28,12 @@ if TYPE_CHECKING:
 TUNED = "tuned"
 BINS = 1024
 """Number of bins, a power of two."""
-NEVER: Final = float("inf")
 NOWHERE: Final = -1
-
-Entry = tuple[float, int, Node, int]
-"""(last use, number of the entry, leaf or state, number of requests announced by its last use)."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(kw_only=True, eq=False)
-class FlopAware(EvictionPolicy):
+class FlopAware(SteppingEviction):
     """Keeps what saves many FLOPs per byte: the deep ends of long prompts, whose attention costs most. Marconi's rule.
 
     eff       FLOPs that a leaf saves / its bytes: (F(S) - F(p)) / bytes for tokens p ... S - 1 of a prompt.
@@ -66,26 +63,30 @@ class FlopAware(EvictionPolicy):
             check_settings(self, Real(least=0), "alpha", hint=f"or set it to {TUNED}")
         self._alpha = 0.0 if isinstance(self.alpha, str) else float(self.alpha)
         self._tuning: Tuning | None = None
-        self._width = 1
-        self._bins = BINS
-        self._heaps: list[list[Entry]] = [[] for _ in range(self._bins)]
-        """The entries of each bin."""
-        self._used_s = [NEVER] * (2 * self._bins)
-        """Last use of each bin's head, at index bins + place; infinite for an empty bin. The entries before form a binary tree:
-        index i has the lower value of 2 i and 2 i + 1."""
-        self._front: list[int] = []
-        """The bins whose head was used before those of all lower bins; one of these heads has the lowest utility."""
-        self._high = 0
-        """All bins above this one are empty."""
+        self._halvings = 0
+        """How often neighbouring bins have been joined: each covers 2 to the power of this of what were the values of one."""
+        self._places = BINS
+        self._bins = Bins()
+        """One of the heads of their front has the lowest utility."""
         self._announced_s: list[float] = []
         """Ascending times at which requests were announced, that is, were about to use or insert nodes."""
         self._newest: list[Entry] = []
         """Entries in ascending order of last use."""
         self._others: list[Entry] = []
         """Entries that would have broken that order: a heap by minus the last use."""
+        self._older: list[Entry] = []
+        """Those that are not in this heap yet: hardly any is ever used later than the last of ``_newest``."""
+        self._older_s = -NEVER
+        """The latest of their last uses."""
         self._entries = 0
         self._compact_at = 1024
         self._offered: dict[Node, None] = {}
+        self._popped: Node | None = None
+        """The last node that was taken from its bin to leave. What stays of it keeps its last use."""
+        self._popped_s = 0.0
+        self._popped_turn = 0
+        self._popped_at = 0
+        """Number of announcements then."""
         self._linear = 0.0
         """FLOPs of a page that do not depend on its depth, divided by those of a pair of pages; 0 until there are states."""
         self._linear_of_model = 0.0
@@ -143,8 +144,10 @@ class FlopAware(EvictionPolicy):
         if node.is_state:
             if not self._linear:
                 self._linear = self._linear_of_model
-                leaves = {entry[2]: None for heap in self._heaps for entry in heap if entry[2].is_evictable(self.tier)}
-                self._fill([])
+                leaves = {
+                    entry[2]: None for known in self._bins.filled for entry in known.entries if entry[2].is_evictable(self.tier)
+                }
+                self._bins.fill([])
                 for leaf in leaves:
                     self.on_evictable(leaf)
         elif node.parent is not None:
@@ -172,7 +175,9 @@ class FlopAware(EvictionPolicy):
             self.on_evictable(state)
 
     def on_evictable(self, node: Node) -> None:
-        self._offered.pop(node, None)
+        offered = self._offered
+        if offered and node in offered:
+            del offered[node]
         place = self._place(node)
         if place != NOWHERE:
             self._add(node, place)
@@ -186,12 +191,12 @@ class FlopAware(EvictionPolicy):
         """Return the bin of what leaves with a leaf or a state, possibly beyond the last bin; NOWHERE for a state that leaves
         only when nothing else can."""
         if not self._linear:
-            return ((node.depth if begin is None else begin) + node.depth + node.pages) // self._width
+            return ((node.depth if begin is None else begin) + node.depth + node.pages) >> self._halvings
         efficiency = self._efficiency(node, begin)
         return NOWHERE if efficiency is None else self._place_of(efficiency)
 
     def _place_of(self, efficiency: float) -> int:
-        return int(efficiency // self._width)
+        return int(efficiency) >> self._halvings
 
     def _efficiency(self, node: Node, begin: int | None = None) -> float | None:
         """Return the FLOPs saved per slot by what leaves with a leaf or a state, up to a linear scale, once there are states.
@@ -230,41 +235,49 @@ class FlopAware(EvictionPolicy):
         place = self._reach(place)
         announced_s = self._announced_s
         turn = len(announced_s)
-        if turn and used_s < announced_s[-1]:
+        if node is self._popped and used_s == self._popped_s and turn == self._popped_at:
+            turn = self._popped_turn
+        elif turn and used_s < announced_s[-1]:
             turn = bisect_right(announced_s, used_s)
         self._entries = number = self._entries + 1
         entry = (used_s, number, node, turn)
-        heappush(self._heaps[place], entry)
+        self._bins.push(place, entry)
         newest = self._newest
         if not newest or used_s >= newest[-1][0]:
             newest.append(entry)
         else:
-            heappush(self._others, (-used_s, number, node, turn))
-        if used_s < self._used_s[self._bins + place]:
-            self._set_head(place, used_s)
-        if len(newest) + len(self._others) > self._compact_at:
+            self._older.append(entry)
+            if used_s > self._older_s:
+                self._older_s = used_s
+        if len(newest) + len(self._others) + len(self._older) > self._compact_at:
             self._compact()
 
     def _reach(self, place: int) -> int:
         """Widen the bins until they include ``place``. Returns the place after that."""
-        while place >= self._bins:
+        while place >= self._places:
             self._widen()
-            place //= 2
+            place >>= 1
         return place
 
     def _widen(self) -> None:
         """Join neighbouring bins in pairs."""
-        self._width *= 2
-        self._fill([self._heaps[place] + self._heaps[place + 1] for place in range(0, self._bins, 2)])
+        self._halvings += 1
+        joined: dict[int, list[Entry]] = {}
+        for known in self._bins.filled:
+            joined.setdefault(known.place >> 1, []).extend(known.entries)
+        self._bins.fill(list(joined.items()))
 
     def _compact(self) -> None:
         """Drop stale entries."""
         tier = self.tier
-        entries = self._newest + [(-entry[0], entry[1], entry[2], entry[3]) for entry in self._others]
+        entries = self._newest + self._older + [(-entry[0], entry[1], entry[2], entry[3]) for entry in self._others]
         self._newest = sorted([entry for entry in entries if entry[2].is_evictable(tier) and entry[0] == self._used_at(entry[2])])
-        self._others = []
+        self._others, self._older, self._older_s = [], [], -NEVER
         self._compact_at = max(1024, 8 * len(self._newest))
-        self._fill([self._latest(heap) if len(heap) > 1 else heap for heap in self._heaps])
+        bins = self._bins
+        bins.fill(
+            [(known.place, self._latest(known.entries) if len(known.entries) > 1 else known.entries) for known in bins.filled]
+        )
 
     def _latest(self, heap: list[Entry]) -> list[Entry]:
         """Return the latest entry of each leaf."""
@@ -275,100 +288,24 @@ class FlopAware(EvictionPolicy):
         self._last_resort = self._latest(self._last_resort)
         self._compact_last_at = max(1024, 2 * len(self._last_resort))
 
-    def _fill(self, heaps: list[list[Entry]]) -> None:
-        """Replace the entries of all bins: ``heaps`` fill the first bins, the others are empty."""
-        bins = self._bins
-        self._heaps = heaps + [[] for _ in range(bins - len(heaps))]
-        heads_s = self._used_s = [NEVER] * (2 * bins)
-        for place, heap in enumerate(self._heaps):
-            if heap:
-                heapify(heap)
-                heads_s[bins + place] = heap[0][0]
-        for at in range(bins - 1, 0, -1):
-            left, right = heads_s[2 * at], heads_s[2 * at + 1]
-            heads_s[at] = left if left < right else right
-        self._front, self._high = [], bins - 1
-        self._find_front(0, 0, NEVER)
-
-    def _set_head(self, place: int, used_s: float) -> None:
-        """Record that a bin's head has changed; ``used_s`` is infinite if the bin is empty."""
-        self._set_used(place, used_s)
-        heads_s, front, bins = self._used_s, self._front, self._bins
-        if place > self._high:
-            self._high = place
-        at = bisect_left(front, place)
-        was_in_front = at < len(front) and front[at] == place
-        if was_in_front:
-            front.pop(at)
-        bound_s = heads_s[bins + front[at - 1]] if at else NEVER
-        if used_s < bound_s:
-            while at < len(front) and heads_s[bins + front[at]] >= used_s:
-                front.pop(at)
-            front.insert(at, place)
-            at, bound_s = at + 1, used_s
-        if was_in_front:
-            self._find_front(at, place + 1, bound_s)
-
-    def _set_used(self, place: int, used_s: float) -> None:
-        """Store the last use of a bin's head in the binary tree."""
-        heads_s = self._used_s
-        at: i64 = self._bins + place
-        least_s = used_s
-        while heads_s[at] != least_s:
-            heads_s[at] = least_s
-            if at == 1:
-                break
-            beside_s = heads_s[at ^ 1]
-            if beside_s < least_s:
-                least_s = beside_s
-            at >>= 1
-
-    def _find_front(self, at: int, begin: int, bound_s: float) -> None:
-        """Insert the front's bins from ``begin`` up to its current ``at``-th one: their heads were used before the bound."""
-        front = self._front
-        stop = front[at] if at < len(front) else self._bins
-        place = self._next_before(begin, bound_s)
-        while place < stop:
-            front.insert(at, place)
-            at += 1
-            place = self._next_before(place + 1, self._used_s[self._bins + place])
-
-    def _next_before(self, begin: int, bound_s: float) -> int:
-        """Return the first bin from ``begin`` on whose head was used before the bound; the number of bins if there is none."""
-        heads_s = self._used_s
-        bins: i64 = self._bins
-        at: i64 = bins + begin
-        if at == 2 * bins:
-            return bins
-        while heads_s[at] >= bound_s:
-            while at & 1:
-                at >>= 1
-            if not at:
-                return bins
-            at += 1
-        while at < bins:
-            at *= 2
-            if heads_s[at] >= bound_s:
-                at += 1
-        return at - bins
-
     def victims(self, now: float) -> Iterator[Node]:
-        offered = self._offered
-        offered.clear()
-        while True:
-            place = self._least()
-            if place != NOWHERE:
-                heap = self._heaps[place]
-                node = heappop(heap)[2]
-                self._set_head(place, heap[0][0] if heap else NEVER)
-            elif (last := self._last()) is not None:
-                node = last
-            else:
-                break
-            offered[node] = None
-            if self._tuning is not None:
-                self._tuning.begin(node, self._announced_s)
-            yield node
+        self._offered.clear()
+        return super().victims(now)
+
+    def next_victim(self) -> Node | None:
+        lowest = self._least()
+        if lowest is not None:
+            node = self._popped = lowest.node
+            self._popped_s, self._popped_turn, self._popped_at = lowest.used_s, lowest.turn, len(self._announced_s)
+            self._bins.pop(lowest)
+        elif (last := self._last()) is not None:
+            node = last
+        else:
+            return None
+        self._offered[node] = None
+        if self._tuning is not None:
+            self._tuning.begin(node, self._announced_s)
+        return node
 
     def _last(self) -> Node | None:
         """Return the least recently used of the states that leave only when nothing else can."""
@@ -383,63 +320,76 @@ class FlopAware(EvictionPolicy):
                 return heappop(heap)[2]
         return None
 
-    def _least(self) -> int:
-        """Return the bin whose head has the lowest utility; NOWHERE if all are empty."""
-        alpha, front, heads_s = self._alpha, self._front, self._used_s
-        while front:
+    def _least(self) -> Bin | None:
+        """Return the bin whose head has the lowest utility; None if all are empty."""
+        alpha, bins = self._alpha, self._bins
+        while front := bins.front():
             low, oldest = front[0], front[-1]
             if not self._is_current(oldest):
-                front, heads_s = self._front, self._used_s
                 continue
             if not alpha:
                 return oldest
-            while heads_s[self._bins + self._high] == NEVER:
-                self._high -= 1
-            high = self._high
-            if low != oldest and not self._is_current(low) or high != oldest and not self._is_current(high):
-                front, heads_s = self._front, self._used_s
+            high = bins.filled[-1]
+            if low is not oldest and not self._is_current(low) or high is not oldest and not self._is_current(high):
                 continue
-            heaps, last_turn = self._heaps, len(self._announced_s)
-            newest_age = max(last_turn - self._newest_turn(), 1)
-            oldest_age = last_turn - heaps[oldest][0][3]
-            weight = alpha / (high - low) if high > low else 1.0
-            recency = 1 / (1 / newest_age - 1 / oldest_age) if oldest_age > newest_age else 0.0
+            last_turn: i64 = len(self._announced_s)
+            newest_age, oldest_age = max(float(last_turn - self._newest_turn()), 1.0), float(last_turn - oldest.turn)
+            weight = alpha / float(high.place - low.place) if high is not low else 1.0
+            recency = 1.0 / (1.0 / newest_age - 1.0 / oldest_age) if oldest_age > newest_age else 0.0
             least, best = NEVER, oldest
-            for place in front:
-                utility = place * weight + recency / (last_turn - heaps[place][0][3] or 1)
+            for known in front:
+                age = last_turn - known.turn
+                utility = float(known.place) * weight + recency / (float(age) if age else 1.0)
                 if utility < least:
-                    least, best = utility, place
-            if best == oldest or self._is_current(best):
+                    least, best = utility, known
+            if best is oldest or self._is_current(best):
                 return best
-            front, heads_s = self._front, self._used_s
-        return NOWHERE
+        return None
 
-    def _is_current(self, place: int) -> bool:
-        """Whether the bin's head is as it was entered. If not, correct it, after which the bins may have changed."""
-        offered = self._offered
-        heap, tier, before_s, width = self._heaps[place], self.tier, self._used_s[self._bins + place], self._width
+    def _is_current(self, known: Bin) -> bool:
+        """Whether a bin's head is as it was entered. If not, correct it, after which the bins may have changed."""
+        node, offered = known.node, self._offered
+        if (
+            node.is_evictable(self.tier)
+            and not (offered and node in offered)
+            and self._place(node) == known.place
+            and self._used_at(node) == known.used_s
+        ):
+            return True
+        return self._correct(known)
+
+    def _correct(self, known: Bin) -> bool:
+        """Drop and correct a bin's entries until its head is as it was entered. Returns whether the last use of the head is still
+        the same; if not, the bins may have changed."""
+        offered, bins, heap = self._offered, self._bins, known.entries
+        filled = bins.filled
         while heap:
             used_s, number, node, _ = heap[0]
-            if node.state[tier] != READY or node.pins[tier] or node.children_in[tier] or offered and node in offered:
+            if not node.is_evictable(self.tier) or offered and node in offered:
                 heappop(heap)
-            elif self._place(node) != place:
+            elif self._place(node) != known.place:
                 heappop(heap)
                 self.on_evictable(node)
-                if self._width != width:
+                if bins.filled is not filled:
                     return False
             elif (last_used := self._used_at(node)) != used_s:
                 heapreplace(heap, (last_used, number, node, bisect_right(self._announced_s, last_used)))
-            elif used_s == before_s:
+            elif used_s == known.used_s:
+                known.note_head()
                 return True
             else:
                 break
-        self._set_head(place, heap[0][0] if heap else NEVER)
+        bins.note_later(known)
         return False
 
     def _newest_turn(self) -> int:
         """Return the number of requests announced by the most recent use of any leaf; there must be a leaf."""
         tier, offered, newest, others = self.tier, self._offered, self._newest, self._others
         while True:
+            if self._older and (not newest or self._older_s > newest[-1][0]):
+                for entry in self._older:
+                    heappush(others, (-entry[0], entry[1], entry[2], entry[3]))
+                self._older, self._older_s = [], -NEVER
             is_other = not newest or bool(others) and -others[0][0] > newest[-1][0]
             used_s, number, node, turn = others[0] if is_other else newest[-1]
             is_leaf = (

@@ -63,7 +63,7 @@ class Leaf:
     What is drawn is spread over memory. To read one such object takes a quarter of the time of asking a node and its lists.
     """
 
-    __slots__ = ("due", "is_leaf", "node", "place", "used_s", "worth")
+    __slots__ = ("column", "due", "is_leaf", "is_noted", "node", "place", "used_s", "worth")
 
     def __init__(self, node: Node, used_s: float) -> None:
         self.node = node
@@ -76,6 +76,10 @@ class Leaf:
         """For the policy, as is the next one."""
         self.due = UNKNOWN
         """The next use, if the policy knows it; ``UNKNOWN`` again whenever the node is announced."""
+        self.column = 0
+        """A number of its own while it is in the list, below the most leaves that there have been; a table can have it there."""
+        self.is_noted = False
+        """For the policy, which notes a leaf in its table; False again whenever something may have changed."""
 
 
 class Leaves:
@@ -84,13 +88,14 @@ class Leaves:
     One that is no leaf any more stays in its place until it is drawn.
     """
 
-    __slots__ = ("_are_shared", "_draws", "_tier", "all", "of")
+    __slots__ = ("_are_shared", "_draws", "_free_columns", "_tier", "all", "of")
 
     def __init__(self, tier: int, rng: np.random.Generator) -> None:
         self.all: list[Leaf] = []
         self.of: dict[Node, Leaf] = {}
         self._tier = tier
         self._draws = Draws(rng)
+        self._free_columns: list[int] = []
         self._are_shared = False
         """Whether several GPU tiers share the nodes: not all uses by requests of the others are announced."""
 
@@ -100,11 +105,12 @@ class Leaves:
         if leaf is None:
             leaf = self.of[node] = Leaf(node, node.last_used_in(self._tier))
             leaf.place = len(self.all)
+            leaf.column = self._free_columns.pop() if self._free_columns else leaf.place
             self.all.append(leaf)
             if node.own_uses is not None:
                 self._are_shared = True
         else:
-            leaf.is_leaf, leaf.due = True, UNKNOWN
+            leaf.is_leaf, leaf.due, leaf.is_noted = True, UNKNOWN, False
             leaf.used_s = node.last_used_in(self._tier)
 
     def lose(self, node: Node) -> None:
@@ -113,9 +119,10 @@ class Leaves:
             leaf.is_leaf = False
 
     def use(self, node: Node) -> None:
-        """Note that a node has been used; it need not be there."""
+        """Note that a node has been used or changed; it need not be there."""
         if (leaf := self.of.get(node)) is not None:
             leaf.used_s = node.last_used_in(self._tier)
+            leaf.is_noted = False
 
     def remove(self, leaf: Leaf) -> None:
         """Remove a leaf that is there; the last one takes its place."""
@@ -124,6 +131,7 @@ class Leaves:
             self.all[leaf.place] = last
             last.place = leaf.place
         del self.of[leaf.node]
+        self._free_columns.append(leaf.column)
 
     def sample(self, count: int) -> list[Leaf]:
         """Return all leaves or, if there are more, ``count`` drawn with replacement. Removes those that it meets and are none."""
@@ -136,6 +144,7 @@ class Leaves:
         if self._are_shared:
             for leaf in leaves:
                 leaf.used_s = leaf.node.last_used_in(self._tier)
+                leaf.is_noted = False
         return leaves
 
     def _draw(self, count: int) -> list[Leaf]:

@@ -40,13 +40,17 @@ class SampledEviction(EvictionPolicy):
         """Return the scores of several leaves; for policies that compute them all at once."""
         return [self.score(node, now) for node in nodes]
 
+    def scores_of(self, leaves: list[Leaf], now: float) -> list[float]:
+        """Return the ``scores`` of leaves; for policies that note with a leaf what it takes to compute them."""
+        return self.scores([leaf.node for leaf in leaves], now)
+
     def lowest(self, leaves: list[Leaf], now: float) -> Leaf:
         """Return the leaf of the lowest score; for policies that find it without asking for each score.
 
         Those ask for each where a subclass has a score of its own (``scores_as``).
         """
         tier, lowest, least = self.tier, leaves[0], inf
-        scores = self.scores([leaf.node for leaf in leaves], now) if self._scores_at_once else None
+        scores = self.scores_of(leaves, now) if self._scores_at_once else None
         for at, leaf in enumerate(leaves):
             score = self.score(leaf.node, now) if scores is None else scores[at]
             if score < least or score == least and leaf.node.last_used_in(tier) < lowest.node.last_used_in(tier):

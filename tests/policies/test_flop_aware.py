@@ -109,7 +109,7 @@ def test_the_victim_is_that_of_comparing_all_leaves(seed: int, alpha: float, bin
             victims = offered(cache.gpu.eviction, now)
             assert sorted(map(id, victims)) == sorted(map(id, leaves))
             keys = [2 * node.depth + node.pages for node in leaves]
-            width = cache.gpu.eviction._width
+            width = 2**cache.gpu.eviction._halvings
             tolerance = 4 * alpha * width / max(max(keys) - min(keys), 1) if width > 1 else 1e-9
             assert known[victims[0]] <= min(known.values()) + tolerance
 
@@ -123,13 +123,13 @@ def test_long_paths_join_bins_and_forget_no_leaf() -> None:
         cache.insert(lease, float(index))
         cache.finish(lease)
     assert [node.pages for node in offered(cache.gpu.eviction, 9.0)] == [3, 600, 2990, 5000]
-    assert cache.gpu.eviction._width == 8
+    assert cache.gpu.eviction._halvings == 3
 
 
 def test_old_entries_are_forgotten() -> None:
     cache = filled(1.0, *("abc"[number % 3] for number in range(3000)))
-    assert len(cache.gpu.eviction._newest) <= 1025
-    assert sum(map(len, cache.gpu.eviction._heaps)) <= 1025
+    assert len(cache.gpu.eviction._newest) + len(cache.gpu.eviction._older) <= 1025
+    assert sum(len(known.entries) for known in cache.gpu.eviction._bins.filled) <= 1025
 
 
 # --- alpha: tuned ---

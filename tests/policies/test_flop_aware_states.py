@@ -176,7 +176,7 @@ def test_the_victim_is_that_of_comparing_everything(seed: int, alpha: float, che
             leaves = [node for node in cache.tree.root.descendants() if node.is_evictable(0)]
             assert sorted(map(id, victims)) == sorted(map(id, leaves)), "all that can leave is offered, once"
             spread = max(candidates(cache).values()) - min(candidates(cache).values())
-            width = policy._width * MODEL.attention_flops_per_pair / 2
+            width = 2**policy._halvings * MODEL.attention_flops_per_pair / 2
             assert utilities[victims[0]] <= least + (2 * alpha * width / spread if spread else 0) + 1e-9
             compared += 1
     assert compared > 20

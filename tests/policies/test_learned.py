@@ -1,8 +1,11 @@
 """The learned order: what a model sees of leaves, its file, and that a run decides by it."""
 
 import json
+from functools import partial
+from itertools import pairwise
 from math import log1p
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -10,11 +13,13 @@ import pytest
 
 import kvsim
 from kvsim.cli import main
+from kvsim.core.tree import Node
 from kvsim.policies.eviction.leaf_features import FEATURES
 from kvsim.policies.eviction.leaf_model import DEFAULT, LeafModel, read_model
 from kvsim.policies.eviction.learned import Learned
-from tests.core.small import offered
+from tests.core.small import offered, small_cache
 from tests.policies.small import filled
+from tests.workloads import random_word
 
 
 def model_of(feature: str, sign: float = 1.0) -> LeafModel:
@@ -47,6 +52,37 @@ def test_features_by_hand() -> None:
     assert once["end_tokens"] == pytest.approx(log1p(1))
 
 
+def slow_features(node: Node, tier: int, now: float) -> list[float]:
+    """The numbers of ``FEATURES``, from the node as it is."""
+    use = node.notes[tier]
+    used, created, hits, end = node.last_used_in(tier), node.created_in(tier), node.hits_in(tier), node.depth + node.pages
+    gap = (used - created) / (hits - 1) if hits > 1 else 0.0
+    counts = (hits, end, node.pages, use.prompt_tokens, use.output_tokens, use.turn)
+    return [*map(log1p, (now - used, now - created, gap, use.gap_s, *counts)), float(end > use.prompt_tokens)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_noted_of_leaves_is_true_whatever_happens_between(seed: int) -> None:
+    """On two tiers, with prompts that part and come back, requests that overlap, and victims of which a part stays."""
+    random, compared = Random(seed), 0
+    cache = small_cache(gpu=40, cpu=60, eviction=partial(learned, "age_s"))
+    running = []
+    for _ in range(250):
+        running.append(cache.run(random_word(random, "aaab")))
+        if len(running) > random.randint(0, 2):
+            cache.finish(running.pop(0))
+        at = float(next(cache.clock))
+        for tier in cache.tiers:
+            leaves = [node for node in cache.tree.root.descendants() if node.is_evictable(tier.index)]
+            if leaves:
+                rows = tier.eviction.features(leaves, at)
+                assert rows == pytest.approx(np.array([slow_features(node, tier.index, at) for node in leaves]), abs=1e-12)
+                compared += len(leaves)
+        table = [leaf.column for leaf in cache.gpu.eviction._leaves.all]
+        assert len(set(table)) == len(table)
+    assert compared > 1000
+
+
 def test_the_lowest_score_leaves_first() -> None:
     cache = filled(learned("hits"), "abc", "abc", "x", gpu=8)
     assert offered(cache.gpu.eviction, 50.0)[0] is cache.node("x"), "used once"
@@ -62,6 +98,21 @@ def test_a_perceptron_by_hand() -> None:
     features = np.full((2, len(FEATURES)), 2.0)
     features[0, 0], features[1, 0] = 6.0, -2.0  # 1 and -1 after shift and scale
     assert model.scores(features) == pytest.approx([2 * 1.5 + 1, 3 * 1 + 1])
+
+
+def test_a_perceptron_computes_layer_by_layer() -> None:
+    """Biases of all layers, negative sums that are cut off, and other numbers of leaves after each other."""
+    rng = np.random.default_rng(1)
+    sizes = (len(FEATURES), 6, 5, 1)
+    layers = [(rng.normal(size=(inputs, outputs)), rng.normal(size=outputs)) for inputs, outputs in pairwise(sizes)]
+    mean, scale = rng.normal(size=len(FEATURES)), rng.uniform(0.5, 2.0, len(FEATURES))
+    model = LeafModel(mean, scale, layers)
+    for leaves in (1, 7, 7, 32):
+        features = rng.normal(size=(leaves, len(FEATURES)))
+        values = (features - mean) / scale
+        for weights, biases in layers[:-1]:
+            values = np.maximum(values @ weights + biases, 0.0)
+        assert model.scores(features) == pytest.approx((values @ layers[-1][0] + layers[-1][1])[:, 0], rel=1e-12, abs=1e-12)
 
 
 def test_a_file_gives_the_model_back(tmp_path: Path) -> None:
