@@ -45,6 +45,7 @@ from kvsim.report.study import CONVERSATION, Claim, claim_table, option_parser, 
 from kvsim.results.observed import ObservedRun
 from kvsim.results.observed_file import read_observed
 from kvsim.run.execute import load_trace
+from kvsim.run.validating_server import shape_of
 from kvsim.servers.prompts import PromptTokens
 from kvsim.servers.settings import ServerSettings
 from kvsim.servers.simulated import overrides_of
@@ -123,7 +124,7 @@ def find(name: str, words: Sequence[str], folder: Path = HERE / "events") -> Fou
     read, run = read_messages(read_recorded(folder / f"{name}.gz")), read_observed(folder / f"{name}.jsonl.gz")
     if run.facts is None:
         raise SystemExit(f"{name}: the record does not say what the server was")
-    plan, moments = plan_of(overrides_of(run.facts, ())[0]), moments_of(run)
+    plan, moments = plan_of(overrides_of(run.facts, (), shape_of)[0]), moments_of(run)
     asked, scores = requests_of(run, sent(tuple(words)), plan.page_tokens, KEYS), dict[tuple[str, float], ScoreView]()
     for within_s in CLIENT_WITHIN_S:
         scores["client", within_s] = score_recorded(read.batches, asked, plan, keys=KEYS, within_s=within_s, moments=moments)

@@ -116,12 +116,13 @@ def asked_of(words: Sequence[str], before: Sequence[str] = ()) -> tuple[Source, 
     is_repeated = source.server is not None and source.server.reset
     more = [DEFAULT_RUNS] if is_repeated and not given(keys_of(words), "validate.runs") else []
     if source.facts is not None:
-        found, notes = overrides_of(source.facts, [*before, *words], _shape)
+        found, notes = overrides_of(source.facts, [*before, *words], shape_of)
         source, more = replace(source, notes=notes), more + found
     return source, more
 
 
-def _shape(overrides: Sequence[str]) -> tuple[ModelSpec, HardwareSpec]:
+def shape_of(overrides: Sequence[str]) -> tuple[ModelSpec, HardwareSpec]:
+    """Return the model and the machine that overrides describe. Raises UsageError."""
     return build_shape(compose(overrides), overrides)
 
 
