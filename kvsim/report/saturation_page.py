@@ -176,7 +176,7 @@ def _asked(record: RunRecord) -> dict[str, str]:
     """Return the rate that a configuration must hold, if one is asked for, and for which share of the requests, as settings."""
     wanted = record["wanted_rate"]
     asked = {} if wanted is None else {WANTED: f"{wanted:g}"}
-    return asked | {"saturate.attainment": percent(record["slo"]["attainment"])}
+    return asked | {"saturate.attainment": str(record["slo"]["attainment"])}
 
 
 def _rate(rate: float | None) -> str:

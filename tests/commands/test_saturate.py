@@ -149,10 +149,12 @@ def test_the_cheapest_configuration_that_holds_a_rate_is_named(capsys: pytest.Ca
 
 
 def test_the_share_of_requests_that_must_meet_objectives_is_a_column_where_it_differs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert saturate("-m", *SERVER, "saturate.attainment=0.5,0.99") == 0
+    assert saturate("-m", *SERVER, "saturate.attainment=0.5,0.99999") == 0
     printed = capsys.readouterr().out.rpartition("kvsim saturate")[2]
     assert "saturate attainment" in printed
-    assert {tuple(line.split()[:2]) for line in printed.splitlines() if line[:1].isdigit()} == {("0", "50.00%"), ("1", "99.00%")}
+    assert {tuple(line.split()[:2]) for line in printed.splitlines() if line[:1].isdigit()} == {("0", "0.5"), ("1", "0.99999")}
+    with open("out/saturate.csv") as file:
+        assert {float(row["saturate.attainment"]) for row in csv.DictReader(file)} == {0.5, 0.99999}, "numbers, as they were set"
 
 
 def test_each_of_several_wanted_rates_has_its_own_answer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
