@@ -179,6 +179,17 @@ def test_each_of_several_wanted_rates_has_its_own_answer(folder: Path, capsys: p
         assert {(row["job"], row["saturate.rate"]) for row in csv.DictReader(file)} >= {("0", "20"), ("1", "6"), ("2", "3")}
 
 
+def test_a_rate_has_an_answer_for_each_of_several_objectives(capsys: pytest.CaptureFixture[str]) -> None:
+    """One engine holds a rate of 6 if a request may wait 100 s, and two engines if it may not: neither answers for the other."""
+    assert saturate("-m", *SERVER[:-1], "slo.ttft_s=0.3,100", "cluster.engines=1,2", "saturate.rate=6") == 0
+    found = [record(f"out/{job}") for job in range(4)]
+    held = {(one["slo"]["ttft_s"], one["config"]["cluster"]["engines"]): one["holds_wanted_rate"] for one in found}
+    assert held == {(0.3, 1): False, (0.3, 2): True, (100, 1): True, (100, 2): True}
+    printed = " ".join(capsys.readouterr().out.split())
+    for limit, job, price in (("0.3", 1, "2.00"), ("100", 2, "1.00")):
+        assert f"a rate of 6 with TTFT <= {limit} s for 99.00% of the requests is job {job}, at {price} per hour" in printed
+
+
 def test_a_rate_that_no_configuration_holds_is_told_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert saturate("-m", *SERVER, "cluster.engines=1,2", "saturate.rate=20") == 0
     printed = " ".join(capsys.readouterr().out.split())
