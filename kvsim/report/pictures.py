@@ -31,7 +31,7 @@ PERCENTILES = [share / 100 for share in range(101)]
 
 def pictures_of(result: RunRecord) -> list[Picture]:
     """Return the pictures of a run; those without data say why."""
-    without_clock = "" if result["simulated_s"] else "a replay has no clock"
+    without_clock = "a replay has no clock" if result["command"] == "replay" else ""
     pictures = [
         Picture(
             "Hit rate by tier", _hit_figure(result), FEW_NOTE if result["timeline"]["hits"]["edges"] else "No request was served."

@@ -144,13 +144,16 @@ def _merit(record: RunRecord) -> tuple[float, ...]:
 
 
 def _cheapest(records: Sequence[Named], order: Sequence[int]) -> str:
-    """Say which configuration holds each wanted rate at the lowest price, and with the least memory at that price."""
-    first: dict[float, Named] = {}
+    """Say which configuration holds each wanted rate at the lowest price, and with the least memory at that price; of each of
+    several objectives, if configurations have different ones."""
+    first: dict[tuple[float, float, str], Named] = {}
+    is_shared = _objectives(records) is not None
     for place in order if len(records) > 1 else ():
-        wanted = records[place][1]["wanted_rate"]
+        record = records[place][1]
+        share, wanted = record["slo"]["attainment"], record["wanted_rate"]
         if wanted is not None:
-            first.setdefault(wanted, records[place])
-    found = [_holding(wanted, *one) for wanted, one in first.items()]
+            first.setdefault((wanted, share, "" if is_shared else _demand(record)), records[place])
+    found = [_holding(f"{wanted:g}{demand}", *one) for (wanted, _, demand), one in first.items()]
     if not any(record["holds_wanted_rate"] for _, record in first.values()):
         return " ".join(f"{line}." for line in found)
     if len(found) == 1:
@@ -158,11 +161,17 @@ def _cheapest(records: Sequence[Named], order: Sequence[int]) -> str:
     return f"{'. '.join(found)}. Of those with the same price, the one with the least memory is named."
 
 
-def _holding(wanted: float, name: str, record: RunRecord) -> str:
+def _holding(wanted: str, name: str, record: RunRecord) -> str:
     if not record["holds_wanted_rate"]:
-        return f"No configuration holds a rate of {wanted:g}"
+        return f"No configuration holds a rate of {wanted}"
     price = digits(record["price_per_hour"])
-    return f"The cheapest configuration that holds a rate of {wanted:g} is job {name}, at {price} per hour"
+    return f"The cheapest configuration that holds a rate of {wanted} is job {name}, at {price} per hour"
+
+
+def _demand(record: RunRecord) -> str:
+    """Return whose objectives a configuration must meet, and which."""
+    slo = record["slo"]
+    return f" with {objective_text(slo) or 'the objectives of their class'} for {percent(slo['attainment'])} of the requests"
 
 
 def _settings(records: Sequence[Named]) -> tuple[list[str], list[dict[str, str]]]:
@@ -176,7 +185,7 @@ def _asked(record: RunRecord) -> dict[str, str]:
     """Return the rate that a configuration must hold, if one is asked for, and for which share of the requests, as settings."""
     wanted = record["wanted_rate"]
     asked = {} if wanted is None else {WANTED: f"{wanted:g}"}
-    return asked | {"saturate.attainment": percent(record["slo"]["attainment"])}
+    return asked | {"saturate.attainment": str(record["slo"]["attainment"])}
 
 
 def _rate(rate: float | None) -> str:

@@ -379,7 +379,7 @@ class FlopAware(SteppingEviction):
                 return True
             else:
                 break
-        bins.note_later(known)
+        bins.note_lost(known)
         return False
 
     def _newest_turn(self) -> int:

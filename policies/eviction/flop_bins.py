@@ -88,10 +88,10 @@ class Bins:
             known.entries.pop()
         else:
             heappop(known.entries)
-        self.note_later(known)
+        self.note_lost(known)
 
-    def note_later(self, changed: Bin) -> None:
-        """Note that a bin has lost its head: the next one was used no earlier, or the bin is empty."""
+    def note_lost(self, changed: Bin) -> None:
+        """Note that a bin has lost its head. The next one, if any, was used no earlier, unless corrected."""
         if self._is_open:
             self._close()
         front = self._front
@@ -101,7 +101,10 @@ class Bins:
             self._is_open = True
             self._gap_at, self._gap_place, self._gap_used_s = at, changed.place, changed.used_s
         if changed.entries:
+            before_s = changed.used_s
             changed.note_head()
+            if changed.used_s < before_s:
+                self._advance(changed)
         else:
             del self.filled[first_from(self.filled, changed.place)]
 

@@ -149,10 +149,12 @@ def test_the_cheapest_configuration_that_holds_a_rate_is_named(capsys: pytest.Ca
 
 
 def test_the_share_of_requests_that_must_meet_objectives_is_a_column_where_it_differs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert saturate("-m", *SERVER, "saturate.attainment=0.5,0.99") == 0
+    assert saturate("-m", *SERVER, "saturate.attainment=0.5,0.99999") == 0
     printed = capsys.readouterr().out.rpartition("kvsim saturate")[2]
     assert "saturate attainment" in printed
-    assert {tuple(line.split()[:2]) for line in printed.splitlines() if line[:1].isdigit()} == {("0", "50.00%"), ("1", "99.00%")}
+    assert {tuple(line.split()[:2]) for line in printed.splitlines() if line[:1].isdigit()} == {("0", "0.5"), ("1", "0.99999")}
+    with open("out/saturate.csv") as file:
+        assert {float(row["saturate.attainment"]) for row in csv.DictReader(file)} == {0.5, 0.99999}, "numbers, as they were set"
 
 
 def test_each_of_several_wanted_rates_has_its_own_answer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,6 +177,17 @@ def test_each_of_several_wanted_rates_has_its_own_answer(folder: Path, capsys: p
     assert answer in " ".join(printed.split()) and answer in (folder / "out" / "saturate.html").read_text()
     with open("out/saturate.csv") as file:
         assert {(row["job"], row["saturate.rate"]) for row in csv.DictReader(file)} >= {("0", "20"), ("1", "6"), ("2", "3")}
+
+
+def test_a_rate_has_an_answer_for_each_of_several_objectives(capsys: pytest.CaptureFixture[str]) -> None:
+    """One engine holds a rate of 6 if a request may wait 100 s, and two engines if it may not: neither answers for the other."""
+    assert saturate("-m", *SERVER[:-1], "slo.ttft_s=0.3,100", "cluster.engines=1,2", "saturate.rate=6") == 0
+    found = [record(f"out/{job}") for job in range(4)]
+    held = {(one["slo"]["ttft_s"], one["config"]["cluster"]["engines"]): one["holds_wanted_rate"] for one in found}
+    assert held == {(0.3, 1): False, (0.3, 2): True, (100, 1): True, (100, 2): True}
+    printed = " ".join(capsys.readouterr().out.split())
+    for limit, job, price in (("0.3", 1, "2.00"), ("100", 2, "1.00")):
+        assert f"a rate of 6 with TTFT <= {limit} s for 99.00% of the requests is job {job}, at {price} per hour" in printed
 
 
 def test_a_rate_that_no_configuration_holds_is_told_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,3 +63,16 @@ def test_filled_bins_have_the_earliest_entry_as_their_head() -> None:
     bins.fill([(1, [(5.0, 1, leaf, 3), (2.0, 2, leaf, 1)]), (3, []), (4, [(1.0, 3, leaf, 0)])])
     assert places(bins.filled) == [1, 4] == places(bins.front())
     assert [(known.used_s, known.turn) for known in bins.filled] == [(2.0, 1), (1.0, 0)]
+
+
+def test_a_head_that_turns_out_to_be_older_takes_its_place_in_the_front() -> None:
+    """A leaf may count by an earlier use than it was entered with: that of a state that has come after it."""
+    leaf, bins = node(), Bins()
+    for place, used_s in ((2, 9.0), (5, 4.0), (7, 3.0), (8, 6.0)):
+        bins.push(place, (used_s, place, leaf, 0))
+    assert places(bins.front()) == [2, 5, 7]
+    for place, used_s, front in ((8, 1.0, [2, 5, 7, 8]), (5, 2.0, [2, 5, 8]), (2, 0.5, [2])):
+        changed = next(known for known in bins.filled if known.place == place)
+        changed.entries[0] = (used_s, 9, leaf, 0)
+        bins.note_lost(changed)
+        assert places(bins.front()) == front == slow_front(bins)

@@ -1,8 +1,10 @@
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
+import kvsim
 from kvsim.engine.outcome import Outcome
 from kvsim.report.html import render
 from kvsim.results.result import summarize
@@ -31,9 +33,9 @@ class Page(HTMLParser):
         self.text += "" if self._silent else data
 
 
-def page_of(outcome: Outcome, **more: Any) -> str:
+def page_of(outcome: Outcome, command: str = "simulate", **more: Any) -> str:
     config = {"page_tokens": 10, "trace": {"name": "<b>"}}
-    return render(summarize(outcome, command="simulate", config=config, seed=0, warmup=0, load_s=0, versions={}, **more))
+    return render(summarize(outcome, command=command, config=config, seed=0, warmup=0, load_s=0, versions={}, **more))
 
 
 def test_the_page_loads_nothing(simulated: Outcome):
@@ -63,10 +65,19 @@ def test_a_run_with_a_timeline_has_a_picture_of_free_pages(simulated: Outcome):
 
 
 def test_a_run_without_a_clock_says_what_is_left_out(replayed: Outcome):
-    page = page_of(replayed)
+    page = page_of(replayed, "replay")
     assert 'id="picture0"' in page
     assert 'id="picture1"' not in page
     assert Page(page).text.count("No data: a replay has no clock.") == 2
+
+
+def test_a_simulation_that_served_nothing_is_not_called_a_replay(tmp_path: Path) -> None:
+    file = tmp_path / "one.jsonl"
+    file.write_text('{"timestamp": 0, "input_length": 4000, "output_length": 3, "hash_ids": [1, 2, 3, 4, 5, 6, 7, 8]}\n')
+    outcome = kvsim.simulate(str(file), "admission=predicted_ttft", "admission.ttft_s=1e-9").outcome
+    page = Page(page_of(outcome)).text
+    assert not outcome.simulated_s and "no clock" not in page
+    assert "No data: no request has a time." in page and "No data: no transfer took any time." in page
 
 
 def test_a_run_in_which_nothing_was_served_has_no_picture_and_no_script(outcome_of: Callable[..., Outcome]):
