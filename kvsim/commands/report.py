@@ -33,6 +33,7 @@ def report(folders: Sequence[Path], place: Path, arguments: Sequence[str]) -> No
 
     from kvsim.report.comparison.compare import print_comparison
     from kvsim.report.folder import prepare_folder
+    from kvsim.report.ghosts import ghosts
     from kvsim.report.shown_paths import shown_place
     from kvsim.report.table import print_result
     from kvsim.sweeps.bounds import add_bounds
@@ -46,6 +47,8 @@ def report(folders: Sequence[Path], place: Path, arguments: Sequence[str]) -> No
     console = Console()
     if len(runs) == 1 and runs[0].result is not None:
         print_result(runs[0].result, console)
+        if lines := [f"{one.name} {one.share}" for one in ghosts(runs[0].bounds)]:
+            console.print(f"\n{', '.join(lines)}", highlight=False)
     else:
         print_comparison(runs, console)
     console.print(f"\n{shown_place(target)}", highlight=False)
