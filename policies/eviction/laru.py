@@ -213,7 +213,8 @@ class LearningAugmented(EvictionPolicy):
         node, tier = entry.node, self.tier
         if node.state[tier] != READY or node.pins[tier] or node.children_in[tier]:
             return False
-        return node.last_used_in(tier) == entry.used_s and node.depth + node.pages == entry.end
+        used_s = node.last_used if node.own_uses is None else node.last_used_in(tier)  # asked of each candidate: a call less
+        return used_s == entry.used_s and node.depth + node.pages == entry.end
 
     def victims(self, now: float) -> Iterator[Node]:
         while (node := self._lowest(now)) is not None:
