@@ -177,9 +177,9 @@ def table(costs: list[Cost]) -> list[str]:
             most = max(one.peak_mb - one.trace_mb for one in by_size.values())
             lines += [f"| {routing} |{''.join(cells)} {times(by_size):.2f}x | {most:,.0f} MB besides the trace |"]
         many = max(some, key=lambda one: one.engines)
-        lines += ["", f"An engine without requests takes {many.engine_kb:.0f} kB and {many.build_s / many.engines * 1e3:.2f} ms"]
-        lines[-1] += f" to build. Measured {many.where}."
-        lines += [""]
+        memory = f"{many.engine_kb:.0f} kB and " if many.engine_kb >= 1 else ""  # less: the trace left enough
+        lines += ["", f"An engine without requests takes {memory}{many.build_s / many.engines * 1e3:.2f} ms to build."]
+        lines += [f"Measured {many.where}.", ""]
     return lines[:-1]
 
 

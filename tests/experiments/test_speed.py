@@ -1,6 +1,7 @@
 """The programs that measure speed, on small work: what they compute from what they measure."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -59,6 +60,19 @@ def test_what_the_list_of_studies_says_of_speed_is_in_the_tables() -> None:
         f"a thousand engines take {least[1000]} to {most[1000]} times as much and ten thousand {least[10_000]} to {most[10_000]}"
         in listed
     )
+
+
+def test_what_the_list_of_studies_says_of_slow_policies_is_in_the_table() -> None:
+    listed = (EXPERIMENTS / "README.md").read_text()
+    lines = (EXPERIMENTS / "policy_speed" / "results_one_tier.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines if line.count("x |") > 1]
+    ratios = {row[1]: float(row[5].rstrip("x")) for row in rows}
+    slow = {name: ratio for name, ratio in ratios.items() if ratio > 3}
+    assert len(ratios) > 30 and f"{len(ratios) - len(slow)} of {len(ratios)} take at most 3 times as long as LRU" in listed
+    said = listed[listed.index("Slower are: ") :].partition(". Belady")[0]
+    for name, ratio in slow.items():
+        assert re.search(rf"\b{name}\b[^,]* {ratio:.1f}\b", said), (name, ratio)
+    assert said.count(",") == len(slow) - 1
 
 
 def test_every_part_is_run_and_listed_with_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
