@@ -168,7 +168,9 @@ class ExtentOrder:
     def append(self, extents: Sequence[Extent], *, tail_first: bool = True, value: Any = True) -> None:
         """Put the path's pages at the recent end with this value (not None); pages that are present already move there."""
         by_id, end = self._by_id, self._end
-        for start, pages in reversed(extents) if tail_first else extents:
+        if tail_first and len(extents) > 1:
+            extents = extents[::-1]
+        for start, pages in extents:
             stop, last = start + pages, end.older
             continues = (last.start == stop if tail_first else last.stop == start) and last.value == value
             if start >= self._upto:  # behind all others
@@ -204,16 +206,19 @@ class ExtentOrder:
             for segment in self._cut_out(start, pages):
                 segment.value = value
 
-    def may_hold(self, extents: Collection[Extent]) -> bool:
+    def may_hold(self, extents: Iterable[Extent]) -> bool:
         """Whether pages of the path may be present: False if all have higher ids than any page ever added."""
-        return bool(extents) and min(extents)[0] < self._upto
+        upto = self._upto
+        return any(start < upto for start, _ in extents)
 
     def touch(self, extents: Collection[Extent], *, tail_first: bool = True) -> int:
         """Move the path's pages that are present to the recent end, keeping their values. Returns their number."""
         if not self.may_hold(extents):
             return 0
         here = [piece for piece in self.pieces(extents) if piece[1] is not None]
-        for extent, value in reversed(here) if tail_first else here:
+        if tail_first:
+            here.reverse()
+        for extent, value in here:
             self.append((extent,), tail_first=tail_first, value=value)
         return sum([pages for (_, pages), _ in here])
 

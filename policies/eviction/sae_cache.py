@@ -218,8 +218,11 @@ class SemanticAdaptive(EvictionPolicy):
         self._left_pages += pages
         if self._left_pages >= EVERY:
             self._left_pages %= EVERY
-            held = sum([queue.held_pages for queue in self.queues.values()])
-            mean = sum([queue.hit_pages for queue in self.queues.values()]) / held if held else 0.0
+            held, hits = 0.0, 0.0
+            for queue in self.queues.values():
+                held += queue.held_pages
+                hits += queue.hit_pages
+            mean = hits / held if held else 0.0
             for queue in self.queues.values():
                 queue.update(mean)
             for kind in self.types.values():
