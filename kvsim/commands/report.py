@@ -9,7 +9,7 @@ from kvsim.errors import UsageError
 USAGE = """usage: kvsim report DIR... [output=FILE.html|DIR]
 
 Writes a self-contained HTML page that compares runs. Each DIR is the folder of a run, or of a sweep with all its jobs.
-One run alone has the page that the run itself writes.
+For a single run, the page is the one that the run itself writes.
 The page is DIR/report.html if there is one DIR, otherwise report.html in the current folder; output= chooses another
 file or folder. DIR/report.html of a sweep is the page that the sweep leaves, with plotly.min.js beside it.
 Missing bounds (Belady and the unlimited cache) are computed if the trace can be read."""
@@ -37,7 +37,7 @@ def report(folders: Sequence[Path], place: Path, arguments: Sequence[str]) -> No
     from kvsim.report.shown_paths import shown_place
     from kvsim.report.table import print_result
     from kvsim.sweeps.bounds import add_bounds
-    from kvsim.sweeps.reporting import is_of_sweep, page_in, runs_in, write_page
+    from kvsim.sweeps.reporting import is_of_sweep, page_in, runs_in, single, write_page
 
     runs, target = runs_in(folders), page_in(place)
     prepare_folder(target.parent)  # before the bounds, which may take long
@@ -45,8 +45,8 @@ def report(folders: Sequence[Path], place: Path, arguments: Sequence[str]) -> No
     is_kept = is_of_sweep(folders, target)
     write_page(runs, target, shlex.join(["kvsim", "report", *arguments]), is_of_sweep=is_kept)
     console = Console()
-    if len(runs) == 1 and runs[0].result is not None:
-        print_result(runs[0].result, console)
+    if (alone := single(runs, is_of_sweep=is_kept)) is not None:
+        print_result(alone, console)
         if lines := [f"{one.name} {one.share}" for one in ghosts(runs[0].bounds)]:
             console.print(f"\n{', '.join(lines)}", highlight=False)
     else:

@@ -193,7 +193,10 @@ def objective_text(slo: Mapping[str, Any]) -> str:
 
 
 def objective_of_share(asked: float | None, drawn: float) -> str:
-    """Name an objective in a picture of the percentile ``drawn``, as a share: perhaps not that share has to meet it."""
+    """Return the name of an objective's line in a picture of a percentile, which is ``drawn`` as a share.
+
+    It says which share of the requests has to meet the objective, if that is another one: a point above the line may hold.
+    """
     return "objective" if asked in (None, drawn) else f"objective of {percent(asked)} of the requests"
 
 

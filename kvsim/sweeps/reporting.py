@@ -10,6 +10,7 @@ from kvsim.report.folder import prepare_folder, write_shared_script
 from kvsim.report.html import render
 from kvsim.report.shown_paths import shortest
 from kvsim.results.records import Damaged, read_sweep
+from kvsim.results.result import RunRecord
 from kvsim.results.runs import Run, read_runs
 from kvsim.sweeps.bounds import add_bounds
 from kvsim.sweeps.folder import sweep_page
@@ -52,15 +53,19 @@ def is_of_sweep(folders: Sequence[Path], target: Path) -> bool:
     return True
 
 
+def single(runs: Sequence[Run], *, is_of_sweep: bool) -> RunRecord | None:
+    """Return the result that is reported by itself, as the run itself does; None if several are compared, or the run failed."""
+    return runs[0].result if len(runs) == 1 and not is_of_sweep else None
+
+
 def write_page(runs: list[Run], target: Path, command_line: str, *, is_of_sweep: bool = False, has_links: bool = True) -> None:
     """Write a page, which has links to those of the runs, or that of the sweep in its folder; about one run, its own page. Raises
     UsageError if it cannot be written."""
     prepare_folder(target.parent)
-    alone = runs[0].result if len(runs) == 1 else None
     if is_of_sweep:
         write_shared_script(target.parent)
         page = sweep_page(target.parent, runs)
-    elif alone is not None:
+    elif (alone := single(runs, is_of_sweep=is_of_sweep)) is not None:
         page = render(alone, bounds=runs[0].bounds)
     else:
         page = render_comparison(runs, command_line, folder=target.parent if has_links else None)

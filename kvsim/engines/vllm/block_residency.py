@@ -12,7 +12,7 @@ class BlockResidency(Residency):
     """Also keeps nodes outside the tree, and nodes that leave before their children."""
 
     def ignore_children(self, node: Node, tier: Tier) -> None:
-        """Let a node leave before its children in the tier; a policy that was told of a child is told that the node can leave."""
+        """Let a node leave before its children in the tier, and say so to a policy that has been told otherwise."""
         node.own_children_in()[tier.index] = 0
         if tier.wants_unevictable and node.is_evictable(tier.index):
             tier.eviction.on_evictable(node)

@@ -171,6 +171,19 @@ def test_the_report_of_one_run_is_the_page_that_the_run_has_written(
     assert table in again and re.search(r"^Belady's bound \d+\.\d\d%, unlimited cache \d+\.\d\d%$", again, re.MULTILINE)
 
 
+def test_a_sweep_of_one_job_is_reported_as_a_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """On its page and on the terminal alike, with its bounds."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["replay", "-m", "trace.sessions=20", "tiers.gpu.capacity=3000pages", "eviction=arc", "output=sweep"]) == 0
+    page = Path("sweep/report.html").read_text()
+    capsys.readouterr()
+    assert main(["report", "sweep"]) == 0
+    assert Path("sweep/report.html").read_text() == page
+    assert re.search(r"^belady ", capsys.readouterr().out, re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
